@@ -1,0 +1,1 @@
+"""LoRA for the active rows of a batch: rows without an adapter cost nothing."""

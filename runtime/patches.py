@@ -1,0 +1,73 @@
+"""Everything of vLLM that is replaced at run time, with its reason: the ledger. A test holds it against what exists.
+
+vLLM's named hooks (worker_cls, scheduler_cls, stat-logger and endpoint plugins) are no patches and not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replaced attribute: `target` in `where`, why no named hook does, and when it can go."""
+
+    where: str
+    target: str
+    why: str
+    until: str
+
+
+LEDGER = (
+    Patch(
+        "vllm.platforms.current_platform (its class)",
+        "check_and_update_config",
+        "a general plugin is given no config, and `--additional-config` alone must choose our worker and scheduler",
+        "vLLM lets a plugin see the config before worker_cls is resolved",
+    ),
+    Patch(
+        "the worker's model runner (instance)",
+        "__class__",
+        "the worker builds its runner by name; the subclass only adds methods, so the built object can take it",
+        "vLLM has a runner_cls",
+    ),
+    Patch(
+        "LoRA requests in the scheduler (instances)",
+        "__class__",
+        "`lora_request` must read as None once a request is past its boundary, wherever the scheduler looks",
+        "Request has a hook for the adapter in use",
+    ),
+    Patch(
+        "LoRA layers of the model (instances)",
+        "punica_wrapper",
+        "CPU only: stock kernels take index -1 (no adapter) for the last slot's adapter (vLLM PRs 48421, 49656)",
+        "the lowest supported vLLM has the fix",
+    ),
+)
+
+
+def apply_patches() -> None:
+    """Wrap the platform's check_and_update_config once per process."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    original = platform.check_and_update_config
+    if not hasattr(original, "lorazor_original"):
+        platform.check_and_update_config = classmethod(_checking(original.__func__))  # type: ignore[method-assign]
+
+
+def _checking(original: Callable[..., None]) -> Callable[..., None]:
+    def check_and_update_config(cls: type, vllm_config: Any) -> None:
+        from lorazor.runtime.config import runtime_config
+
+        config = runtime_config(vllm_config.additional_config)
+        if config is not None:
+            from lorazor.runtime.setup import prepare
+
+            prepare(vllm_config)
+        original(cls, vllm_config)
+
+    check_and_update_config.lorazor_original = original  # type: ignore[attr-defined]
+    return check_and_update_config

@@ -1,0 +1,175 @@
+"""Model runner V1 with releases: adapters by position, probes, decisions.
+
+The batch tables that vLLM keeps are never edited. Each step maps every token by the boundary rule anew, so condensing,
+preempting and resuming need no care.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.platforms import current_platform
+
+from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS, adapter_signals, probe_signals
+from lorazor.runtime.core import ReleaseCore, Sampled
+from lorazor.runtime.probe import base_logits
+from lorazor.runtime.punica import use_active_rows
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner as StockRunner
+else:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as StockRunner
+
+logger = logging.getLogger("vllm.lorazor")
+
+
+class LoRazorRunner(StockRunner):
+    """Given to the built runner as its class by the worker, which then calls `start_lorazor`."""
+
+    core: ReleaseCore
+    fingerprints: Any
+
+    def start_lorazor(self, core: ReleaseCore, fingerprints: Any) -> None:
+        """Attach the core; `fingerprints(path) -> str | None` names an adapter by its weights."""
+        self.core, self.fingerprints = core, fingerprints
+        self._mapping: tuple[Any, ...] = ()
+        self._to_probe: list[tuple[int, int]] = []
+        self._probed: tuple[list[int], torch.Tensor] | None = None
+        self._probes_work = True
+        self._leaving: set[int] = set()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load, then take over the LoRA layers on the CPU."""
+        super().load_model(*args, **kwargs)
+        if current_platform.is_cpu():
+            use_active_rows(self.lora_manager._adapter_manager)
+
+    # ------------------------------------------------------------------ before the forward pass
+    def set_active_loras(
+        self, input_batch: Any, num_scheduled_tokens: Any, num_sampled_tokens: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Map each token by the boundary rule: position < boundary keeps the adapter."""
+        n = input_batch.num_reqs
+        counts = np.asarray(num_scheduled_tokens[:n])
+        start = input_batch.num_computed_tokens_cpu[:n]
+        adapters = input_batch.request_lora_mapping[:n].astype(np.int64)
+        self._admit(input_batch)
+        bounds = [self.core.boundary(i) for i in input_batch.req_ids[:n]]
+        active = np.array([c if b is None else min(max(b - s, 0), c) for b, s, c in zip(bounds, start, counts, strict=True)])
+        per_token = np.repeat(np.stack([adapters, np.zeros_like(adapters)], 1).ravel(), np.stack([active, counts - active], 1).ravel())
+        per_row = np.where(active == counts, adapters, 0)
+        used = {int(a) for a, k in zip(adapters, active, strict=True) if a > 0 and k > 0}
+        requests = {input_batch.lora_id_to_lora_request[a] for a in used}
+        self._mapping = (tuple(per_row.tolist()), tuple(per_token.tolist()), requests, *args)
+        self._set_active_loras(*self._mapping, **kwargs)
+        self._plan_probes(input_batch.req_ids[:n], start, counts)
+        held = int(((adapters > 0) & (active > 0)).sum())
+        self.core.count("lorazor_active_rows", held)
+        self.core.count("lorazor_rows", int((adapters > 0).sum()))
+
+    def _admit(self, input_batch: Any) -> None:
+        for request_id in input_batch.req_ids[: input_batch.num_reqs]:
+            state = self.requests[request_id]
+            if state.lora_request is not None and not self.core.follows(request_id):
+                params = state.sampling_params
+                self.core.admit(
+                    request_id,
+                    adapter=state.lora_request.lora_name,
+                    adapter_fingerprint=self.fingerprints(state.lora_request.lora_path),
+                    prompt_tokens=state.num_prompt_tokens,
+                    max_tokens=params.max_tokens,
+                    extra_args=params.extra_args,
+                )
+
+    def _plan_probes(self, ids: list[str], start: Any, counts: Any) -> None:
+        """Which rows to probe: decode rows with one token, still active, at a decision step."""
+        token = np.cumsum(counts) - counts
+        self._probed = None
+        self._to_probe = [
+            (row, int(token[row]))
+            for row, request_id in enumerate(ids)
+            if self._probes_work
+            and counts[row] == 1
+            and self.core.wants_probe(request_id, int(start[row]) + 1 - self.requests[request_id].num_prompt_tokens)
+        ]
+
+    def _model_forward(self, input_ids: Any = None, positions: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """The base pass over probed rows first, then the step's own pass, which overwrites the probes' K and V."""
+        if self._to_probe:
+            plan, self._to_probe = self._to_probe, []
+            self._probe(plan, input_ids, positions)
+        return super()._model_forward(input_ids, positions, *args, **kwargs)
+
+    def _probe(self, plan: list[tuple[int, int]], input_ids: Any, positions: Any) -> None:
+        rows, tokens = [r for r, _ in plan], [t for _, t in plan]
+        began = time.perf_counter()
+        nobody = (0,) * len(plan)
+        try:
+            self._set_active_loras(nobody, nobody, set())
+            self._probed = rows, base_logits(self, rows, tokens, input_ids, positions)
+        except Exception:
+            self._probes_work = False
+            self.core.count("lorazor_policy_failures_total", len(rows), reason="probe")
+            logger.exception("LoRazor: probing failed and is switched off; requests keep their adapters")
+        finally:
+            self._set_active_loras(*self._mapping)
+        self.core.count("lorazor_probes_total", len(rows))
+        self.core.count("lorazor_probe_microseconds_total", int(1e6 * (time.perf_counter() - began)))
+
+    # ------------------------------------------------------------------ after it
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample, then take the signals of the raw logits and let the core decide."""
+        state = self.execute_model_state
+        if state is None:
+            return super().sample_tokens(grammar_output)
+        ids = list(self.input_batch.req_ids)
+        keep = [k for k, i in enumerate(ids) if self.core.wants_signals(i) and not self.discard_request_mask.np[k]]
+        # Grammar masks and penalties write into the logits, so the rows that matter are copied first.
+        raw = state.logits[keep].float()
+        output = super().sample_tokens(grammar_output)
+        self._observe(ids, keep, raw, output)
+        output.lorazor = self.core.take_step()
+        return output
+
+    def _observe(self, ids: list[str], keep: list[int], raw: torch.Tensor, output: Any) -> None:
+        rows = [k for k, tokens in enumerate(output.sampled_token_ids) if tokens and self.core.follows(ids[k])]
+        tokens = torch.tensor([output.sampled_token_ids[k][0] for k in rows])
+        place = {k: j for j, k in enumerate(rows)}
+        signals = torch.full((len(rows), len(ADAPTER_SIGNALS)), torch.nan)
+        probes = torch.full((len(rows), len(PROBE_SIGNALS)), torch.nan)
+        chosen = torch.tensor([output.sampled_token_ids[k][0] for k in keep], device=raw.device, dtype=torch.long)
+        if keep:
+            signals[[place[k] for k in keep]] = adapter_signals(raw, chosen).cpu()
+        if self._probed is not None:
+            probed, base = self._probed
+            at = [keep.index(k) for k in probed]
+            probes[[place[k] for k in probed]] = probe_signals(raw[at], base, chosen[at]).cpu()
+        steps = [len(self.requests[ids[k]].output_token_ids) - 1 for k in rows]
+        self.core.observe(Sampled([ids[k] for k in rows], steps, tokens, signals, probes))
+
+    def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
+        super()._on_request_state_removed(req_id, req_state)
+        self.core.forget(req_id)
+        for lora_id in self._leaving - self._in_use():
+            self._leaving.discard(lora_id)
+            self.remove_lora(lora_id)
+
+    # ------------------------------------------------------------------ unloading
+    def _in_use(self) -> set[int]:
+        """Adapters of live requests; a released one counts, as it needs its adapter again if it is preempted."""
+        return {state.lora_request.lora_int_id for state in self.requests.values() if state.lora_request}
+
+    def remove_when_idle(self, lora_id: int) -> bool:
+        """Unload an adapter, at once or when its last live request ends: its files may be gone by the next step."""
+        if lora_id in self._in_use():
+            self._leaving.add(lora_id)
+            return True
+        return bool(self.remove_lora(lora_id))
+
+    def keep_loaded(self, lora_id: int) -> None:
+        """Forget a pending unload: the adapter was loaded again."""
+        self._leaving.discard(lora_id)

@@ -1,0 +1,118 @@
+"""vLLM's scheduler with releases: a slot is free as soon as its last active row is gone, and no adapter starves.
+
+A decision must be stamped on its request before vLLM handles the step's output, because that appends the token and
+hashes the block that it fills.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from lorazor.features.grid import boundary
+from lorazor.runtime.core import StepReport
+from lorazor.runtime.ids import public_id, sibling
+from lorazor.runtime.request import ReleasableRequest, adopt
+
+# Requests of resident adapters are held back once another adapter has waited this long for a slot.
+STARVATION_SECONDS = 2.0
+KEPT_FAMILIES = 10_000
+
+
+class LoRazorScheduler(Scheduler):
+    """Adds releases to the stock scheduler; named by scheduler_cls."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._counts: Counter[str] = Counter()
+        self._families: OrderedDict[str, dict[int, dict[str, Any]]] = OrderedDict()
+        self._hash_block_size: int = kwargs.get("hash_block_size") or self.block_size
+
+    def add_request(self, request: Any) -> None:
+        """Accept a request; one with an adapter becomes releasable."""
+        if request.lora_request is not None and request.request_id not in self.requests:
+            adopt(request, self._hash_block_size)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """One step, in which an adapter that has waited too long is not overtaken by resident ones."""
+        held = self._held_back()
+        for queue, requests in held:
+            queue.remove_requests(requests)
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            for queue, requests in held:
+                for request in requests:
+                    queue.add_request(request)
+
+    def _held_back(self) -> list[tuple[Any, list[Any]]]:
+        starving = self._starving_adapter()
+        if starving is None:
+            return []
+        held = []
+        for queue in (self.waiting, self.skipped_waiting):
+            requests = [r for r in queue if r.lora_request and r.lora_request.lora_int_id != starving]
+            if requests:
+                held.append((queue, requests))
+        return held
+
+    def _starving_adapter(self) -> int | None:
+        """The adapter of the longest-waiting request that only the lack of a slot keeps out, if over the limit."""
+        resident = {r.lora_request.lora_int_id for r in self.running if r.lora_request}
+        if self.lora_config is None or len(resident) < self.lora_config.max_loras:
+            return None
+        late = time.time() - STARVATION_SECONDS
+        waiting = [r for r in self.skipped_waiting if r.lora_request and r.lora_request.lora_int_id not in resident]
+        oldest = min(waiting, key=lambda r: r.arrival_time, default=None)
+        return oldest.lora_request.lora_int_id if oldest is not None and oldest.arrival_time < late else None
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Stamp new releases, let vLLM handle the step, and put each request's release step on its output."""
+        step: StepReport | None = getattr(model_runner_output, "lorazor", None)
+        if step is not None:
+            self._stamp(step)
+        touched = {i: self.requests.get(i) for i in scheduler_output.num_scheduled_tokens}
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for engine_outputs in outputs.values():
+            for output in engine_outputs.outputs:
+                request = touched.get(output.request_id)
+                if isinstance(request, ReleasableRequest):
+                    params = output.kv_transfer_params or {}
+                    output.kv_transfer_params = {**params, "lorazor": self._report(request)}
+        return outputs
+
+    def _stamp(self, step: StepReport) -> None:
+        self._counts.update(step.counts)
+        for request_id, arm in step.admitted.items():
+            request = self.requests.get(request_id)
+            if isinstance(request, ReleasableRequest):
+                request.arm = arm
+        for request_id, release in step.released.items():
+            request = self.requests.get(request_id)
+            if isinstance(request, ReleasableRequest):
+                request.release_step = release
+                request.boundary = boundary(request.num_prompt_tokens, release)
+
+    def _report(self, request: ReleasableRequest) -> dict[str, Any]:
+        report = request.report()
+        index = sibling(request.request_id)
+        if index is None:
+            return report
+        # vLLM passes on only the last sibling's parameters, so each carries those of all so far.
+        family = self._families.setdefault(public_id(request.request_id), {})
+        family[index] = report
+        while len(self._families) > KEPT_FAMILIES:
+            self._families.popitem(last=False)
+        return {**report, "choices": [family.get(k) for k in range(max(family) + 1)]}
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's statistics, with our counter deltas in the one field that has room for them (see metrics.py)."""
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None and self._counts:
+            stats.running_lora_adapters = {**stats.running_lora_adapters, **self._counts}
+            self._counts.clear()
+        return stats

@@ -1,0 +1,75 @@
+"""vLLM's worker with a LoRazor runner in it, and the calls that the endpoints and `lorazor collect` make."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from lorazor.features.errors import InputError
+from lorazor.policy.artifact import load_artifact
+from lorazor.policy.fingerprint import fingerprint
+from lorazor.runtime.config import runtime_config
+from lorazor.runtime.core import ReleaseCore
+from lorazor.runtime.runner import LoRazorRunner
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as StockWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as StockWorker
+
+# Preempted requests keep their history, so more can be followed than run at once.
+FOLLOWED_PER_SEQUENCE = 4
+
+
+@lru_cache(maxsize=4096)
+def adapter_fingerprint(path: str) -> str | None:
+    """The adapter's fingerprint, read once per path; None where its files cannot be read."""
+    try:
+        return fingerprint(path)
+    except (InputError, OSError):
+        return None
+
+
+class LoRazorWorker(StockWorker):
+    """Named by worker_cls."""
+
+    def init_device(self) -> None:
+        """Build the stock runner, then give it our class and core."""
+        super().init_device()
+        config = runtime_config(self.vllm_config.additional_config)
+        assert config is not None, "LoRazorWorker without the key lorazor in additional_config"
+        artifact = load_artifact(config.policy, fingerprint(self.model_config.model)) if config.policy else None
+        capacity = FOLLOWED_PER_SEQUENCE * self.vllm_config.scheduler_config.max_num_seqs
+        self.model_runner.__class__ = LoRazorRunner
+        self.model_runner.start_lorazor(
+            ReleaseCore(config, artifact, capacity), adapter_fingerprint if artifact else lambda path: None
+        )
+
+    @property
+    def core(self) -> ReleaseCore:
+        """The release core of this worker's runner."""
+        core: ReleaseCore = self.model_runner.core
+        return core
+
+    def add_lora(self, lora_request: Any) -> bool:
+        """Load an adapter; one that waits to be unloaded stays instead."""
+        self.model_runner.keep_loaded(lora_request.lora_int_id)
+        return bool(super().add_lora(lora_request))
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Unload an adapter; one that a live request still uses stays until that request is through with it."""
+        return bool(self.model_runner.remove_when_idle(lora_id))
+
+    def lorazor_traces(self, ids: list[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Return and forget recorded traces; see `Recorder.take`."""
+        return self.core.recorder.take(ids)
+
+    def lorazor_status(self) -> dict[str, Any]:
+        """What this worker runs and has counted so far."""
+        return self.core.status()
+
+    def lorazor_request(self, request_id: str) -> dict[str, Any] | None:
+        """The report of a live or recent request by the id that the client knows."""
+        return self.core.report(request_id)

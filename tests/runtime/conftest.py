@@ -1,0 +1,27 @@
+"""Fixtures for tests on real vLLM with a tiny random model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+from tests.runtime.tiny import Reference, Tiny, make_tiny  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """The base and three adapters, of different ranks."""
+    return make_tiny(Path(tmp_path_factory.mktemp("tiny")), {"a": 8, "b": 16, "c": 4})
+
+
+@pytest.fixture(scope="session")
+def reference(tiny: Tiny) -> Reference:
+    """The plain transformers + PEFT loop."""
+    return Reference(tiny)

@@ -1,0 +1,186 @@
+"""A tiny random Llama with adapters, a plain transformers + PEFT loop to compare with, and vLLM engines over it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB, LAYERS, HIDDEN = 128, 3, 64
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """Folders of the base and its adapters."""
+
+    base: str
+    adapters: dict[str, str]
+
+
+def make_tiny(folder: Path, ranks: dict[str, int], seed: int = 0) -> Tiny:
+    """Random weights, with adapters strong enough that texts with and without them differ."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.08,
+    )
+    base = folder / "base"
+    LlamaForCausalLM(config).save_pretrained(base)
+    adapters = {}
+    for name, rank in ranks.items():
+        model = get_peft_model(
+            LlamaForCausalLM.from_pretrained(base), LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS)
+        )
+        for key, weight in model.named_parameters():
+            if "lora_" in key:
+                torch.nn.init.normal_(weight, std=0.5 / math.sqrt(HIDDEN if "lora_A" in key else rank * 4))
+        adapters[name] = str(folder / name)
+        model.save_pretrained(adapters[name])
+    return Tiny(str(base), adapters)
+
+
+class Reference:
+    """Greedy decoding in plain transformers + PEFT, the adapter off from the boundary on."""
+
+    def __init__(self, tiny: Tiny) -> None:
+        from peft import PeftModel
+        from transformers import LlamaForCausalLM
+
+        names = list(tiny.adapters)
+        base = LlamaForCausalLM.from_pretrained(tiny.base, dtype=torch.float32)
+        self.model = PeftModel.from_pretrained(base, tiny.adapters[names[0]], adapter_name=names[0])
+        for name in names[1:]:
+            self.model.load_adapter(tiny.adapters[name], adapter_name=name)
+        self.model.eval()
+
+    @torch.inference_mode()
+    def text(self, prompt: Sequence[int], adapter: str | None, release: int | None, tokens: int) -> list[int]:
+        """`tokens` greedy tokens: with `adapter` below the boundary of `release` (None = never), without it after."""
+        return [t for t, _ in self._decode(prompt, adapter, release, tokens)]
+
+    def _decode(self, prompt: Sequence[int], adapter: str | None, release: int | None, tokens: int) -> Any:
+        cache, fed, out = None, list(prompt), 0
+        if adapter is not None:
+            self.model.set_adapter(adapter)
+        while out < tokens:
+            on = adapter is not None and (release is None or out < release)
+            logits, cache = self._forward(fed, cache, on)
+            token = int(logits.argmax())
+            yield token, logits
+            fed, out = [token], out + 1
+
+    def _forward(self, fed: list[int], cache: Any, on: bool) -> tuple[torch.Tensor, Any]:
+        ids = torch.tensor([fed])
+        if on:
+            result = self.model(ids, past_key_values=cache, use_cache=True)
+        else:
+            with self.model.disable_adapter():
+                result = self.model(ids, past_key_values=cache, use_cache=True)
+        return result.logits[0, -1].float(), result.past_key_values
+
+    @torch.inference_mode()
+    def base_logits_beside(self, prompt: Sequence[int], adapter: str, tokens: int) -> list[torch.Tensor]:
+        """For each decode step of the never-released text, the base's logits over a copy of the adapter's cache."""
+        import copy
+
+        self.model.set_adapter(adapter)
+        logits, cache = self._forward(list(prompt), None, True)
+        beside = []
+        for _ in range(tokens - 1):
+            token = [int(logits.argmax())]
+            beside.append(self._forward(token, copy.deepcopy(cache), False)[0])
+            logits, cache = self._forward(token, cache, True)
+        return beside
+
+
+def engine(tiny: Tiny, lorazor: dict[str, Any] | None, **options: Any) -> Any:
+    """A vLLM engine in this process; `lorazor` None = stock."""
+    from vllm import LLM
+
+    settings: dict[str, Any] = {
+        "model": tiny.base,
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "enable_lora": True,
+        "max_loras": 2,
+        "max_lora_rank": 16,
+        "max_model_len": 256,
+        "max_num_seqs": 16,
+        "block_size": 16,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 64 << 20,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if lorazor is not None:
+        settings["additional_config"] = {"lorazor": lorazor}
+    return LLM(**{**settings, **options})
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of a test: token ids in, greedy token ids out."""
+
+    prompt: tuple[int, ...]
+    adapter: str | None = None
+    release: int | str | None = None
+    tokens: int = 24
+    sampling: str = "{}"
+
+    def params(self) -> Any:
+        """vLLM sampling parameters; text is not made, as the tiny model has no tokenizer."""
+        from vllm import SamplingParams
+
+        extra = {} if self.release is None else {"lorazor_release": self.release}
+        settings = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, **json.loads(self.sampling)}
+        return SamplingParams(max_tokens=self.tokens, extra_args=extra, **settings)
+
+
+def run(llm: Any, tiny: Tiny, asks: Sequence[Ask]) -> list[Any]:
+    """All requests at once; RequestOutputs in order."""
+    prompts = [{"prompt_token_ids": list(a.prompt)} for a in asks]
+    loras = [lora(tiny, a.adapter) for a in asks]
+    return llm.generate(prompts, [a.params() for a in asks], lora_request=loras, use_tqdm=False)  # type: ignore[no-any-return]
+
+
+def lora(tiny: Tiny, adapter: str | None) -> Any:
+    """The LoRARequest of an adapter by name."""
+    from vllm.lora.request import LoRARequest
+
+    if adapter is None:
+        return None
+    return LoRARequest(adapter, 1 + list(tiny.adapters).index(adapter), tiny.adapters[adapter])
+
+
+def tokens(output: Any, index: int = 0) -> list[int]:
+    """The token ids of one output."""
+    return list(output.outputs[index].token_ids)
+
+
+def released_at(output: Any) -> int | None:
+    """The release step that the client is told."""
+    return output.kv_transfer_params["lorazor"]["release_step"]  # type: ignore[no-any-return]
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    """A random prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist())
