@@ -50,20 +50,18 @@ def decision_features(
     length = np.asarray(lengths, dtype=np.int64)
     if not len(x) == len(y) == length.sum():
         raise ValueError(f"signals has {len(x)} rows, probes {len(y)}, and the lengths sum to {length.sum()}")
-    steps = [decision_steps(n, probe_interval) for n in range(int(length.max(initial=0)) + 1)] if length.size else []
-    per_request = np.array([len(steps[n]) for n in length], dtype=np.int64)
-    features = _replay(
-        x, y, length, per_request, _numbers(length, prompt_tokens, max_tokens, mean_output_tokens), steps
-    )
+    steps = {int(n): decision_steps(int(n), probe_interval) for n in np.unique(length)}
+    per_request = np.array([len(steps[n]) for n in length.tolist()], dtype=np.int64)
+    longest = steps[int(length.max())] if length.size else []
+    request = [
+        np.broadcast_to(np.asarray(value, dtype=np.float32), length.shape)
+        for value in (prompt_tokens, max_tokens, mean_output_tokens)
+    ]
     return Decisions(
-        features=features,
+        features=_replay(x, y, length, per_request, request, longest),
         request=np.repeat(np.arange(len(length)), per_request),
-        step=np.array([c for n in length for c in steps[n]], dtype=np.int64),
+        step=np.array([c for n in length.tolist() for c in steps[n]], dtype=np.int64),
     )
-
-
-def _numbers(length: npt.NDArray[np.int64], *values: npt.ArrayLike) -> list[npt.NDArray[np.float32]]:
-    return [np.broadcast_to(np.asarray(value, dtype=np.float32), length.shape) for value in values]
 
 
 def _replay(
@@ -72,7 +70,7 @@ def _replay(
     length: npt.NDArray[np.int64],
     per_request: npt.NDArray[np.int64],
     request: list[npt.NDArray[np.float32]],
-    steps: list[list[int]],
+    steps: list[int],
 ) -> npt.NDArray[np.float32]:
     """[D, F]. With the longest request first, those that still run, and those that decide, are always the first few."""
     order = np.argsort(-length, kind="stable")
@@ -84,7 +82,7 @@ def _replay(
     rows = torch.arange(len(length))
     window.reset(rows, *(torch.from_numpy(value[order]) for value in request))
     pushed = 0
-    for k, c in enumerate(steps[-1] if steps else []):
+    for k, c in enumerate(steps):
         deciding = int(np.searchsorted(-decisions, -k, side="left"))
         while c > 0 and pushed <= c:
             window.push(rows[:deciding], x[first_row[:deciding] + pushed], y[first_row[:deciding] + pushed])

@@ -146,7 +146,7 @@ def _advance(state: Tensor, signals: Tensor, probes: Tensor) -> Tensor:
 
 
 def _split(state: Tensor) -> dict[str, Tensor]:
-    return dict(zip(_STATE, state.split(_WIDTHS, dim=1), strict=True))
+    return dict(zip(_STATE, torch.split(state, _WIDTHS, dim=1), strict=True))
 
 
 def _column(values: Tensor, index: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The policy artifact: fingerprints, loading with checks, saving, scoring, and a description in words; no vLLM in here."""
+"""The policy artifact: fingerprints, checked loading, saving, scoring, and a description in words; no vLLM in here."""
 
 from lorazor.policy.artifact import Artifact, load_artifact, save_artifact, update_tasks
 from lorazor.policy.fingerprint import fingerprint

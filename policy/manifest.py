@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from lorazor.features.errors import InputError
 
-FORMAT_VERSION = 1
 POLICY_FILE = "policy.json"
 MODEL_FILE = "model.txt"
 MAX_THRESHOLDS = 50
@@ -63,7 +62,7 @@ class AdapterEntry(_Part):
 class Manifest(_Part):
     """The whole of policy.json."""
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1] = 1
     schema_hash: Sha256
     features: list[str] = Field(min_length=1)
     probe_interval: int = Field(ge=1)
@@ -111,7 +110,7 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"unknown field {field}"
     if field == "format_version":
-        return f"format_version is {_shown(first['input'])}, this LoRazor reads version {FORMAT_VERSION}"
+        return f"format_version is {_shown(first['input'])}, this LoRazor reads version 1"
     return f"field {field}: {first['msg']}, got {_shown(first['input'])}"
 
 

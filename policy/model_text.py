@@ -8,14 +8,23 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from lorazor.features.errors import InputError
 
 MAX_BYTES = 64 << 20
 
-_INTEGERS = re.compile(r"(?:-?[0-9]{1,10}(?: |$))*")
-_NUMBERS = re.compile(r"(?:-?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]{1,3})?(?: |$))*")
-_LOOSE_NUMBERS = re.compile(r"(?:-?(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]{1,3})?|inf|nan)(?: |$))*")
+_FINITE = r"-?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]{1,3})?"
+
+
+def _list_of(number: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:(?:{number})(?: (?:{number}))*)?")
+
+
+_INTEGERS = _list_of(r"-?[0-9]{1,10}")
+_NUMBERS = _list_of(_FINITE)
+_THRESHOLDS = _list_of(rf"{_FINITE}|-?inf")  # a split of missing from not missing has the threshold inf
+_UNUSED = _list_of(rf"{_FINITE}|-?inf|-?nan")
 _OBJECTIVE = re.compile(r"binary sigmoid:[0-9]+(?:\.[0-9]+)?")
 _DECISIONS = (0, 2, 4, 6, 8, 10)
 """Numerical splits only: bit 0 (categorical) is clear, bit 1 is the default side, bits 2-3 how NaN is treated."""
@@ -33,7 +42,7 @@ _HEADER_KEYS = {
     "feature_infos",
     "tree_sizes",
 }
-_PER_SPLIT = ("split_feature", "threshold", "decision_type", "left_child", "right_child")
+_PER_SPLIT = ("split_feature", "decision_type", "left_child", "right_child")
 _PER_SPLIT_UNUSED = ("split_gain", "internal_value", "internal_weight", "internal_count")
 _PER_LEAF_UNUSED = ("leaf_weight", "leaf_count")
 
@@ -52,7 +61,7 @@ def checked_model_text(text: str, features: Sequence[str]) -> str:
         raise InputError(f"model.txt: {len(text)} bytes, the limit is {MAX_BYTES}")
     if not text.isascii() or not text.startswith("tree\n"):
         raise InputError("model.txt: not the text of a LightGBM model")
-    head, gap, trees = text.partition("\n\n")
+    head, gap, _ = text.partition("\n\n")
     if not gap:
         raise InputError("model.txt: cut off before the first tree")
     header = _fields(head.split("\n")[1:], "the header")
@@ -96,18 +105,21 @@ def _check_header(header: dict[str, str], features: Sequence[str]) -> None:
 def _check_tree(block: str, number: int, features: int) -> None:
     where = f"tree {number}"
     tree = _fields(block.rstrip("\n").split("\n")[1:], where)
-    leaves = int(_integers(tree, "num_leaves", where)[:1].sum())
+    counts = _integers(tree, "num_leaves", where)
+    _check_length(counts, 1, f"{where}, num_leaves")
+    leaves = int(counts[0])
     if leaves < 1:
         raise InputError(f"model.txt: {where} has {leaves} leaves")
     if tree.get("num_cat") != "0" or tree.get("is_linear", "0") != "0":
         raise InputError(f"model.txt: {where} has categorical splits or linear leaves, which LoRazor does not use")
-    _check_length(_numbers(tree, "leaf_value", where), leaves, f"{where}, leaf_value")
-    _numbers(tree, "shrinkage", where)
-    split = {key: (_numbers if key == "threshold" else _integers)(tree, key, where) for key in _PER_SPLIT}
+    _check_length(_read(tree, "leaf_value", where, _NUMBERS), leaves, f"{where}, leaf_value")
+    _check_length(_read(tree, "shrinkage", where, _NUMBERS), 1, f"{where}, shrinkage")
+    split = {key: _integers(tree, key, where) for key in _PER_SPLIT}
+    split["threshold"] = _read(tree, "threshold", where, _THRESHOLDS)
     for key, values in split.items():
         _check_length(values, leaves - 1, f"{where}, {key}")
     for key in (*_PER_SPLIT_UNUSED, *_PER_LEAF_UNUSED):
-        values = _read(tree, key, where, _LOOSE_NUMBERS)
+        values = _read(tree, key, where, _UNUSED)
         if values.size:
             _check_length(values, leaves if key in _PER_LEAF_UNUSED else leaves - 1, f"{where}, {key}")
     if not ((split["split_feature"] >= 0) & (split["split_feature"] < features)).all():
@@ -129,24 +141,19 @@ def _fields(lines: list[str], where: str) -> dict[str, str]:
     return fields
 
 
-def _read(fields: dict[str, str], key: str, where: str, pattern: re.Pattern[str]) -> "np.typing.NDArray[np.float64]":
+def _read(fields: dict[str, str], key: str, where: str, pattern: re.Pattern[str]) -> npt.NDArray[np.float64]:
     value = fields.get(key, "")
-    if not pattern.fullmatch(value) or value.endswith(" "):
-        raise InputError(f"model.txt: {where}, {key} is not a list of finite numbers")
-    numbers = np.array(value.split(" ") if value else [], dtype=np.float64)
-    if pattern is not _LOOSE_NUMBERS and not np.isfinite(numbers).all():
+    numbers = np.array(value.split(" ") if value else [], dtype=np.float64) if pattern.fullmatch(value) else None
+    # The written form may be that of a finite number and still be too large for one, such as 1e999.
+    if numbers is None or (pattern in (_INTEGERS, _NUMBERS) and not np.isfinite(numbers).all()):
         raise InputError(f"model.txt: {where}, {key} is not a list of finite numbers")
     return numbers
 
 
-def _integers(fields: dict[str, str], key: str, where: str) -> "np.typing.NDArray[np.int64]":
+def _integers(fields: dict[str, str], key: str, where: str) -> npt.NDArray[np.int64]:
     return _read(fields, key, where, _INTEGERS).astype(np.int64)
 
 
-def _numbers(fields: dict[str, str], key: str, where: str) -> "np.typing.NDArray[np.float64]":
-    return _read(fields, key, where, _NUMBERS)
-
-
-def _check_length(values: "np.typing.NDArray[np.generic]", wanted: int, what: str) -> None:
+def _check_length(values: npt.NDArray[np.generic], wanted: int, what: str) -> None:
     if len(values) != wanted:
         raise InputError(f"model.txt: {what} has {len(values)} values, must have {wanted}")

@@ -16,7 +16,9 @@ class RuntimeConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: str | None = Field(None, description="policy artifact: a folder, or models:/name@alias")
-    release_fraction: float = Field(1.0, ge=0, le=1, description="share of requests, by hash of the id, that may release")
+    release_fraction: float = Field(
+        1.0, ge=0, le=1, description="share of requests, by hash of the id, that may release"
+    )
     pinned: tuple[str, ...] = Field((), description="adapters, by served name, that are never released")
     record: bool = Field(False, description="keep the signals of never-released requests for `lorazor collect`")
     probe_interval: int | None = Field(None, ge=1, description="g while recording; a policy brings its own")

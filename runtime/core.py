@@ -26,6 +26,7 @@ from lorazor.runtime.metrics import decode_delta, encode_delta
 from lorazor.runtime.recorder import Recorder
 from lorazor.runtime.reports import Report, ReportBook
 
+
 @dataclass
 class StepReport:
     """What one step sends to the scheduler: new requests' arms, new release steps, counter deltas."""

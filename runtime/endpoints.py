@@ -36,9 +36,11 @@ async def status(request: Request) -> dict[str, Any]:
 async def release_of(request: Request, request_id: str) -> dict[str, Any]:
     """Release step (null: not released), arm, adapter, task and score at release of one request; 404 if unknown."""
     _authorize(request)
-    for answer in await _ask_workers(request, "lorazor_request", request_id):
-        if answer is not None:
-            return {"id": request_id, **answer}
+    # A completion answers several prompts under one id; the engine numbers them behind it, and most have one.
+    for engine_id in (request_id, f"{request_id}-0"):
+        for answer in await _ask_workers(request, "lorazor_request", engine_id):
+            if answer is not None:
+                return dict(answer)
     raise HTTPException(
         404, f"Request {request_id!r} is not known here: the id is wrong, or newer requests took its place in memory."
     )

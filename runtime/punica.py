@@ -53,7 +53,13 @@ class ActiveRowPunicaCPU(PunicaWrapperBase):
             add_rows(out, x * scale, a, self._token_groups)
 
     def add_expand(
-        self, y: torch.Tensor, x: Any, lora_b_stacked: Any, output_slices: Sequence[int], offset_start: int = 0, **_: Any
+        self,
+        y: torch.Tensor,
+        x: Any,
+        lora_b_stacked: Any,
+        output_slices: Sequence[int],
+        offset_start: int = 0,
+        **_: Any,
     ) -> None:
         """y[:, slice i] += x[i] @ B[i].T, for each slice i."""
         flat = y.view(-1, y.shape[-1])

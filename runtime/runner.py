@@ -59,8 +59,12 @@ class LoRazorRunner(StockRunner):
         adapters = input_batch.request_lora_mapping[:n].astype(np.int64)
         self._admit(input_batch)
         bounds = [self.core.boundary(i) for i in input_batch.req_ids[:n]]
-        active = np.array([c if b is None else min(max(b - s, 0), c) for b, s, c in zip(bounds, start, counts, strict=True)])
-        per_token = np.repeat(np.stack([adapters, np.zeros_like(adapters)], 1).ravel(), np.stack([active, counts - active], 1).ravel())
+        active = np.array(
+            [c if b is None else min(max(b - s, 0), c) for b, s, c in zip(bounds, start, counts, strict=True)]
+        )
+        per_token = np.repeat(
+            np.stack([adapters, np.zeros_like(adapters)], 1).ravel(), np.stack([active, counts - active], 1).ravel()
+        )
         per_row = np.where(active == counts, adapters, 0)
         used = {int(a) for a, k in zip(adapters, active, strict=True) if a > 0 and k > 0}
         requests = {input_batch.lora_id_to_lora_request[a] for a in used}

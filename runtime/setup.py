@@ -51,4 +51,3 @@ def _refuse(vllm_config: Any) -> None:
     for sentence, broken in rules.items():
         if broken:
             raise InputError(f"LoRazor: {sentence}")
-

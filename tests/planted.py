@@ -2,10 +2,12 @@
 
 `planted_traces` makes whole trace tables. In a "hidden" task each request has its own change point: from that decode
 step on, KL is low and the base agrees, and a release is safe; before it, the request is harmed. A few requests, known
-by their long prompt, are safe from admission on, and a few never are. In an "unsafe" task no release is ever safe, whatever
-the signals say. `Population` skips the tables: scores and outcomes at given thresholds, for 10^5 requests at once.
+by their long prompt, are safe from admission on, and a few never are. In an "unsafe" task no release is ever safe,
+whatever the signals say. `Population` skips the tables: scores and outcomes at given thresholds, for 10^5 requests at
+once.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,11 +26,16 @@ LONG_PROMPT = 200
 """Prompts of at least this many tokens are those that are safe from admission on ("hidden" tasks only)."""
 
 
+def fingerprint_of(name: str) -> str:
+    """A stand-in for the fingerprint of weights: the sha256 of the name."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
 def planted_meta(tasks: list[str], probe_interval: int = 8, greedy: bool = True) -> Meta:
-    """A meta.json for planted tasks: adapter `<task>-lora` with a fingerprint made of its name, base "base-0"."""
+    """A meta.json for planted tasks, each with an adapter `<task>-lora`; fingerprints are hashes of the names."""
     return Meta(
-        base=ModelInfo(name="planted-base", fingerprint="base-0"),
-        adapters=[AdapterInfo(name=f"{t}-lora", fingerprint=f"adapter-{t}", task=t) for t in tasks],
+        base=ModelInfo(name="planted-base", fingerprint=fingerprint_of("planted-base")),
+        adapters=[AdapterInfo(name=f"{t}-lora", fingerprint=fingerprint_of(f"{t}-lora"), task=t) for t in tasks],
         probe_interval=probe_interval,
         tasks={t: TaskInfo(max_tokens=MAX_TOKENS, scorer="exact") for t in tasks},
         command="planted",
@@ -133,7 +140,7 @@ def _rollouts(
     g: int,
     greedy: bool,
 ) -> pd.DataFrame:
-    """Never, base, and every step of the release grid: release step r is safe when its decision c >= the change point."""
+    """Never, base, and every step of the release grid, which is safe when its decision c >= the change point."""
     grids = {n: release_grid(int(n), g) for n in np.unique(length)}
     release = np.array([r for n in length for r in grids[n]], dtype=np.int64)
     request = np.repeat(np.arange(len(ids)), [len(grids[n]) for n in length])

@@ -14,7 +14,14 @@ from lorazor.runtime import endpoints
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.vllm
 
-KNOWN = {"release_step": 10, "arm": "policy", "adapter": "sql", "task": "wikisql", "score": 0.97}
+KNOWN = {
+    "request_id": "chatcmpl-1",
+    "release_step": 10,
+    "arm": "policy",
+    "adapter": "sql",
+    "task": "wikisql",
+    "score": 0.97,
+}
 
 
 class Engine:
@@ -31,7 +38,7 @@ class Engine:
         if method == "lorazor_status":
             return [self.status, self.status]
         assert method == "lorazor_request"
-        return [KNOWN if args == ("chatcmpl-1",) else None, None]
+        return [KNOWN if args[0] in ("chatcmpl-1", "cmpl-1-0", "cmpl-1-1") else None, None]
 
 
 class StuckEngine(Engine):
@@ -60,10 +67,11 @@ def test_status_says_what_the_workers_say() -> None:
     assert {"lorazor", "vllm"} <= answer.json().keys()
 
 
-def test_request_by_public_id() -> None:
-    """A known request gives its release step, arm, adapter, task and score."""
-    answer = make_client(Engine({})).get("/lorazor/requests/chatcmpl-1")
-    assert answer.json() == {"id": "chatcmpl-1", **KNOWN}
+@pytest.mark.parametrize("request_id", ["chatcmpl-1", "cmpl-1", "cmpl-1-1"])
+def test_request_by_public_id(request_id: str) -> None:
+    """A known request gives its release step, arm, adapter, task and score; a completion's first prompt needs no number."""
+    answer = make_client(Engine({})).get(f"/lorazor/requests/{request_id}")
+    assert answer.json() == KNOWN
 
 
 def test_unknown_request_is_404_with_a_sentence() -> None:

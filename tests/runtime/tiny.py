@@ -44,6 +44,7 @@ def make_tiny(folder: Path, ranks: dict[str, int], seed: int = 0) -> Tiny:
     )
     base = folder / "base"
     LlamaForCausalLM(config).save_pretrained(base)
+    _save_tokenizer(base)
     adapters = {}
     for name, rank in ranks.items():
         model = get_peft_model(
@@ -55,6 +56,20 @@ def make_tiny(folder: Path, ranks: dict[str, int], seed: int = 0) -> Tiny:
         adapters[name] = str(folder / name)
         model.save_pretrained(adapters[name])
     return Tiny(str(base), adapters)
+
+
+def _save_tokenizer(folder: Path) -> None:
+    """One token per printable ASCII character, so that text, stop strings and grammars work."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {chr(k) if 32 <= k < 127 else f"<{k}>": k for k in range(VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<0>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<0>", eos_token="<1>", pad_token="<2>")
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    fast.save_pretrained(folder)
 
 
 class Reference:
@@ -71,21 +86,25 @@ class Reference:
             self.model.load_adapter(tiny.adapters[name], adapter_name=name)
         self.model.eval()
 
-    @torch.inference_mode()
     def text(self, prompt: Sequence[int], adapter: str | None, release: int | None, tokens: int) -> list[int]:
         """`tokens` greedy tokens: with `adapter` below the boundary of `release` (None = never), without it after."""
-        return [t for t, _ in self._decode(prompt, adapter, release, tokens)]
+        return [token for token, _ in self.decode(prompt, adapter, release, tokens)]
 
-    def _decode(self, prompt: Sequence[int], adapter: str | None, release: int | None, tokens: int) -> Any:
-        cache, fed, out = None, list(prompt), 0
+    @torch.inference_mode()
+    def decode(
+        self, prompt: Sequence[int], adapter: str | None, release: int | None, tokens: int
+    ) -> list[tuple[int, torch.Tensor]]:
+        """Like `text`, each token with the logits float32 [V] that it was taken from."""
+        cache, fed = None, list(prompt)
+        steps: list[tuple[int, torch.Tensor]] = []
         if adapter is not None:
             self.model.set_adapter(adapter)
-        while out < tokens:
-            on = adapter is not None and (release is None or out < release)
+        while len(steps) < tokens:
+            on = adapter is not None and (release is None or len(steps) < release)
             logits, cache = self._forward(fed, cache, on)
-            token = int(logits.argmax())
-            yield token, logits
-            fed, out = [token], out + 1
+            fed = [int(logits.argmax())]
+            steps.append((fed[0], logits))
+        return steps
 
     def _forward(self, fed: list[int], cache: Any, on: bool) -> tuple[torch.Tensor, Any]:
         ids = torch.tensor([fed])
@@ -117,13 +136,13 @@ def engine(tiny: Tiny, lorazor: dict[str, Any] | None, **options: Any) -> Any:
 
     settings: dict[str, Any] = {
         "model": tiny.base,
-        "skip_tokenizer_init": True,
         "dtype": "float32",
         "enable_lora": True,
         "max_loras": 2,
         "max_lora_rank": 16,
         "max_model_len": 256,
         "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
         "block_size": 16,
         "enforce_eager": True,
         "kv_cache_memory_bytes": 64 << 20,
@@ -146,11 +165,14 @@ class Ask:
     sampling: str = "{}"
 
     def params(self) -> Any:
-        """vLLM sampling parameters; text is not made, as the tiny model has no tokenizer."""
+        """vLLM sampling parameters; `sampling` is JSON, so that an Ask can be hashed."""
         from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
 
         extra = {} if self.release is None else {"lorazor_release": self.release}
-        settings = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, **json.loads(self.sampling)}
+        settings = {"temperature": 0.0, "ignore_eos": True, **json.loads(self.sampling)}
+        if "structured_outputs" in settings:
+            settings["structured_outputs"] = StructuredOutputsParams(**settings["structured_outputs"])
         return SamplingParams(max_tokens=self.tokens, extra_args=extra, **settings)
 
 
@@ -178,6 +200,22 @@ def tokens(output: Any, index: int = 0) -> list[int]:
 def released_at(output: Any) -> int | None:
     """The release step that the client is told."""
     return output.kv_transfer_params["lorazor"]["release_step"]  # type: ignore[no-any-return]
+
+
+def worker(llm: Any) -> Any:
+    """The engine's worker, which lives in this process."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+
+def scheduler(llm: Any) -> Any:
+    """The engine's scheduler."""
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def counts(llm: Any, name: str) -> dict[str, int]:
+    """Totals of one counter by its label values, joined with "/"."""
+    (status,) = llm.collective_rpc("lorazor_status")
+    return {"/".join(labels.values()): n for metric, labels, n in status["counts"] if metric == name}
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:

@@ -1,0 +1,44 @@
+"""Small policy artifacts for runtime tests: real LightGBM models whose decisions are known in advance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightgbm
+import numpy as np
+
+from lorazor.features.schema import FEATURES, SCHEMA_HASH
+from lorazor.policy.artifact import save_artifact
+from lorazor.policy.fingerprint import fingerprint
+from lorazor.policy.manifest import AdapterEntry, Manifest, TaskPolicy
+from tests.runtime.tiny import Tiny
+
+PROBE_INTERVAL = 4
+
+
+def safe_from_step(step: int, seed: int = 0) -> str:
+    """A model's text: its score is high from decision step `step` on, low before and at admission (step 0)."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(4000, len(FEATURES)))
+    at = FEATURES.index("step")
+    x[:, at] = rng.integers(0, 64, len(x))
+    params = {"objective": "binary", "verbose": -1, "num_leaves": 4, "min_data_in_leaf": 20, "num_threads": 1}
+    data = lightgbm.Dataset(x, (x[:, at] >= step).astype(int), feature_name=list(FEATURES))
+    return str(lightgbm.train(params, data, num_boost_round=50).model_to_string())
+
+
+def make_policy(folder: Path, tiny: Tiny, model: str, threshold: float | None = 0.9) -> str:
+    """An artifact that knows adapters a and b; the task "open" has the threshold, "closed" none."""
+    manifest = Manifest(
+        schema_hash=SCHEMA_HASH,
+        features=list(FEATURES),
+        probe_interval=PROBE_INTERVAL,
+        base_fingerprint=fingerprint(tiny.base),
+        adapters=[AdapterEntry(name=n, fingerprint=fingerprint(tiny.adapters[n]), task="open") for n in "ab"],
+        tasks={
+            "open": TaskPolicy(threshold=threshold, mean_output_tokens=20.0),
+            "closed": TaskPolicy(threshold=None, mean_output_tokens=20.0),
+        },
+    )
+    save_artifact(folder, manifest, model)
+    return str(folder)

@@ -1,0 +1,1 @@
+"""Offline work: traces and rollouts, labels, the policy's training, thresholds with a guarantee, evaluation."""
