@@ -218,7 +218,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     base = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).to(device)
     model = PeftModel.from_pretrained(base, args.adapter).eval()
-    decoder = Decoder(model, BoundaryMask(model), tokenizer.pad_token_id, tokenizer.eos_token_id, args.max_tokens)
+    decoder = Decoder(model, BoundaryMask(model), tokenizer.eos_token_id, tokenizer.eos_token_id, args.max_tokens)
     result = report(
         *measure(decoder, tokenizer, task, args.requests, args.batch, args.probe_interval), args.probe_interval
     )

@@ -148,7 +148,7 @@ def main() -> None:
     model = get_peft_model(base, config)
     examples = make_examples(tokenizer, args.task, args.steps * args.batch, args.cut, args.seed)
     batches = (
-        collate(examples[i : i + args.batch], tokenizer.pad_token_id) for i in range(0, len(examples), args.batch)
+        collate(examples[i : i + args.batch], tokenizer.eos_token_id) for i in range(0, len(examples), args.batch)
     )
     log = []
     for line in train(model, batches, args.steps, args.lr):

@@ -115,13 +115,13 @@ def _check_tree(block: str, number: int, features: int) -> None:
     _check_length(_read(tree, "leaf_value", where, _NUMBERS), leaves, f"{where}, leaf_value")
     _check_length(_read(tree, "shrinkage", where, _NUMBERS), 1, f"{where}, shrinkage")
     split = {key: _integers(tree, key, where) for key in _PER_SPLIT}
-    split["threshold"] = _read(tree, "threshold", where, _THRESHOLDS)
+    _check_length(_read(tree, "threshold", where, _THRESHOLDS), leaves - 1, f"{where}, threshold")
     for key, values in split.items():
         _check_length(values, leaves - 1, f"{where}, {key}")
     for key in (*_PER_SPLIT_UNUSED, *_PER_LEAF_UNUSED):
-        values = _read(tree, key, where, _UNUSED)
-        if values.size:
-            _check_length(values, leaves if key in _PER_LEAF_UNUSED else leaves - 1, f"{where}, {key}")
+        unused = _read(tree, key, where, _UNUSED)
+        if unused.size:
+            _check_length(unused, leaves if key in _PER_LEAF_UNUSED else leaves - 1, f"{where}, {key}")
     if not ((split["split_feature"] >= 0) & (split["split_feature"] < features)).all():
         raise InputError(f"model.txt: {where} splits on a feature that does not exist")
     if not np.isin(split["decision_type"], _DECISIONS).all():

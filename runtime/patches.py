@@ -42,8 +42,9 @@ LEDGER = (
     Patch(
         "LoRA layers of the model (instances)",
         "punica_wrapper",
-        "CPU only: stock kernels take index -1 (no adapter) for the last slot's adapter (vLLM PRs 48421, 49656)",
-        "the lowest supported vLLM has the fix",
+        "CPU: stock kernels take index -1 (no adapter) for the last slot's adapter (vLLM PRs 48421, 49656); "
+        "CUDA in float32: stock kernels refuse it",
+        "the lowest supported vLLM has both",
     ),
 )
 

@@ -1,7 +1,8 @@
-"""LoRA on the CPU for the active rows only; a row without an adapter is neither read nor written.
+"""LoRA in PyTorch for the active rows only; a row without an adapter is neither read nor written.
 
 Stock CPU kernels gather a whole weight matrix per token and take index -1 (no adapter) for the last slot's adapter, so
-a released row would run on with somebody's adapter. Here each resident adapter multiplies its own rows:
+a released row would run on with somebody's adapter; stock CUDA kernels have no float32. Here each resident adapter
+multiplies its own rows:
 
     for slot, rows in groups:
         y[rows] += (x[rows] @ A[slot].T) @ B[slot].T
@@ -37,7 +38,7 @@ def add_rows(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, groups: Gro
         y[rows, start : start + width] += (x[rows].to(matrix.dtype) @ matrix[:width].T).to(y.dtype)
 
 
-class ActiveRowPunicaCPU(PunicaWrapperBase):
+class ActiveRowPunica(PunicaWrapperBase):
     """vLLM's LoRA interface over grouped matrix products; the grouping is made once a step."""
 
     def update_metadata(self, mapping: Any, lora_index_to_id: Any, max_loras: int, vocab_size: int, **_: Any) -> None:
@@ -107,7 +108,7 @@ class ActiveRowPunicaCPU(PunicaWrapperBase):
 def use_active_rows(manager: Any) -> None:
     """Swap every LoRA layer's wrapper for ours; call after the model is loaded and before it first runs."""
     for key, stock in list(manager.punica_wrapper_mapping.items()):
-        ours = ActiveRowPunicaCPU(stock._token_lora_indices.shape[0], stock._seq_lengths.shape[0], stock.device)
+        ours = ActiveRowPunica(stock._token_lora_indices.shape[0], stock._seq_lengths.shape[0], stock.device)
         manager.punica_wrapper_mapping[key] = ours
         for module in manager.modules.values():
             if getattr(module, "punica_wrapper", None) is stock:

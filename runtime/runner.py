@@ -43,9 +43,9 @@ class LoRazorRunner(StockRunner):
         self._leaving: set[int] = set()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load, then take over the LoRA layers on the CPU."""
+        """Load, then take over the LoRA layers where stock has none that are right (see punica.py)."""
         super().load_model(*args, **kwargs)
-        if current_platform.is_cpu():
+        if current_platform.is_cpu() or self.dtype == torch.float32:
             use_active_rows(self.lora_manager._adapter_manager)
 
     # ------------------------------------------------------------------ before the forward pass

@@ -70,7 +70,7 @@ def planted_traces(
     change = np.where((rng.random(n) < 0.15) & ~long, length, change)
     ids = np.array([f"{task}-{seed}-{i}" for i in range(n)], dtype=object)
     prompt = np.where(long, rng.integers(LONG_PROMPT, LONG_PROMPT + 60, n), rng.integers(20, 150, n))
-    never = (rng.random(n) < quality) * (rng.uniform(0.5, 1, n) if graded else 1.0)
+    never = np.where(rng.random(n) < quality, rng.uniform(0.5, 1, n) if graded else 1.0, 0.0).astype(np.float64)
     steps = _steps(rng, task, ids, prompt, length, change, noise, probe_interval)
     rollouts = _rollouts(rng, task, ids, length, change, never, kind, quality, probe_interval, greedy)
     return checked(steps, rollouts, planted_meta([task], probe_interval, greedy))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,12 @@ import pandas as pd
 from lorazor.features.errors import InputError
 from lorazor.policy.fingerprint import fingerprint
 from lorazor.training.collect_data import Task, load_tasks
-from lorazor.training.collect_engine import Engine, VllmEngine
+from lorazor.training.collect_engine import Engine
 from lorazor.training.collect_noise import measure_noise
 from lorazor.training.collect_progress import ProgressMeter
 from lorazor.training.collect_shard import Prompted, Shard
 from lorazor.training.collect_store import ShardStore
+from lorazor.training.collect_vllm import VllmEngine
 from lorazor.training.config import CollectConfig, load_config
 from lorazor.training.provenance import atomic_write_text, command_line, versions
 from lorazor.training.traces import (
@@ -55,7 +55,7 @@ class TaskSummary:
 
 @dataclass(frozen=True)
 class CollectReport:
-    """The result of a collection; `tokens` and `seconds` are those of this call alone (a resume does the rest)."""
+    """The result of a collection; `tokens` and `seconds` are those of this call's runs, without the engine's start."""
 
     folder: Path
     tasks: dict[str, TaskSummary]
@@ -123,19 +123,19 @@ def collect(
     store = ShardStore(Path(out_dir), plan.snapshot, resume)
     meta = read_meta(store.folder) if (store.folder / META).exists() else plan.meta
     todo = [shard for shard in plan.shards if not store.complete(shard[0])]
-    start, meter = time.monotonic(), None
+    meter = None
     if todo or _lacks_noise(plan, meta):
         _write_meta(store.folder, meta)
         meter = _run(plan, store, todo, meta, engine(config))
-    seconds = time.monotonic() - start
     traces = read_traces(store.folder)
     summaries = {task.name: _summary(traces, task.name) for task in plan.tasks}
     done = len(plan.shards) - len(todo)
-    return CollectReport(store.folder, summaries, len(plan.shards), done, meter.tokens if meter else 0, seconds)
+    tokens, seconds = (meter.tokens, meter.seconds) if meter else (0, 0.0)
+    return CollectReport(store.folder, summaries, len(plan.shards), done, tokens, seconds)
 
 
 def _plan(config: CollectConfig, tasks: list[Task]) -> _Plan:
-    shards = []
+    shards: list[tuple[str, Task, slice]] = []
     for task in tasks:
         for first in range(0, len(task.requests), config.shard_size):
             shards.append((f"shard-{len(shards):05d}", task, slice(first, first + config.shard_size)))
@@ -168,6 +168,7 @@ def _snapshot(config: CollectConfig, tasks: list[Task], meta: Meta) -> dict[str,
         "probe_interval": config.probe_interval,
         "engine": config.engine,
         "shard_size": config.shard_size,
+        "rollouts": config.rollouts,
         "noise": config.noise.model_dump(),
         "versions": packages,
         "tasks": {
@@ -199,7 +200,7 @@ def _run(
         for number, (name, task, part) in enumerate(todo, 1):
             meter.stage(f"{task.name}, shard {number} of {len(todo)}")
             items = prompts[task.name][part]
-            store.write(name, *Shard(name, engine, task, items, plan.config.probe_interval, meter).run())
+            store.write(name, *Shard(name, engine, task, items, plan.config, meter).run())
         traces = read_traces(store.folder)
         for task in noisy:
             meter.stage(f"{task.name}, noise floor")

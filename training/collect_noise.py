@@ -21,7 +21,7 @@ from lorazor.training.traces import Noise
 
 def sample(items: Sequence[Any], count: int) -> list[Any]:
     """At most `count` items, evenly spread over the sequence, in order."""
-    picks = np.unique(np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)) if count else []
+    picks = np.unique(np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)).tolist()
     return [items[k] for k in picks]
 
 

@@ -39,7 +39,7 @@ class ProgressMeter:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._start = time.monotonic()
+        self._start, self._end = time.monotonic(), 0.0
         self._row = self._bar.add_task("starting", total=self.expected, rate=0.0)
 
     @property
@@ -54,7 +54,12 @@ class ProgressMeter:
     @property
     def rate(self) -> float:
         """Output tokens a second since the first run."""
-        return self.tokens / max(1e-9, time.monotonic() - self._start)
+        return self.tokens / max(1e-9, self.seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Time from the first run on, until the end."""
+        return (self._end or time.monotonic()) - self._start
 
     def __enter__(self) -> ProgressMeter:
         self._start = time.monotonic()
@@ -64,6 +69,7 @@ class ProgressMeter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end = time.monotonic()
         self._bar.stop()
 
     def planned(self, task: str, runs: int) -> None:
@@ -82,7 +88,7 @@ class ProgressMeter:
         """Name what runs now."""
         self._bar.update(self._row, description=name)
         if not self._console.is_terminal:
-            left = (self.expected - self.runs) * (time.monotonic() - self._start) / max(1, self.runs)
+            left = (self.expected - self.runs) * self.seconds / max(1, self.runs)
             ahead = f", about {left / 60:.0f} min left" if self.runs else ""
             self._console.print(
                 f"collect: {name} · {self.runs}/{self.expected} runs · {self.rate:,.0f} tokens/s{ahead}",

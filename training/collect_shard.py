@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from lorazor.features.errors import InputError
 from lorazor.features.grid import is_decision_step, release_grid
 from lorazor.training.collect_data import Request, Task
 from lorazor.training.collect_engine import Engine, Output, Release, Run, Signals
+from lorazor.training.config import CollectConfig
 from lorazor.training.traces import ADAPTER_SIGNALS, PROBE_SIGNALS, ROLLOUT_COLUMNS
 
 ATTEMPTS = 2  # a released run whose first tokens are not the trace's is repeated once
@@ -52,6 +53,7 @@ class _State:
     never: Output | None = None
     base: Output | None = None
     signals: Signals | None = None
+    forked: bool = False
     released: dict[int, tuple[Output, bool]] = field(default_factory=dict)  # r -> (outcome, differs)
 
 
@@ -69,11 +71,11 @@ class Shard:
     """The runs of some requests of one task; `run` gives the rows."""
 
     def __init__(
-        self, name: str, engine: Engine, task: Task, items: Sequence[Prompted], probe_interval: int, meter: Meter
+        self, name: str, engine: Engine, task: Task, items: Sequence[Prompted], config: CollectConfig, meter: Meter
     ) -> None:
         self.name = name
         self._engine, self._task, self._meter = engine, task, meter
-        self._interval = probe_interval
+        self._interval, self._forks = config.probe_interval, config.rollouts == "forked"
         self._states = [_State(index, item) for index, item in enumerate(items)]
         self._pending: dict[str, tuple[_State, Release | None, int]] = {}  # key -> (request, release, attempt)
 
@@ -95,13 +97,17 @@ class Shard:
         key = f"{self.name}.{state.index}.{kind}.{attempt}"
         adapter = None if release is None else self._task.config.adapter
         self._pending[key] = (state, release, attempt)
-        self._engine.submit(make_run(key, state.item, self._task, adapter, release))
+        run = make_run(key, state.item, self._task, adapter, release)
+        if state.forked and state.never is not None and isinstance(release, int):
+            run = replace(run, prefix=state.never.tokens[: release - 1])
+        self._engine.submit(run)
 
     def _take(self, outputs: Sequence[Output]) -> None:
         traced = []
         for output in outputs:
             state, release, attempt = self._pending.pop(output.key)
-            self._meter.done(len(output.tokens))
+            given = release - 1 if state.forked and isinstance(release, int) else 0
+            self._meter.done(len(output.tokens) - given)
             if release is None:
                 state.base = output
             elif release == "never":
@@ -119,10 +125,16 @@ class Shard:
         for key, state in never.items():
             assert state.never is not None
             state.signals = _checked_signals(signals.get(key), state.never, state.item.request, self._interval)
+            state.forked = self._forks and self._reads_back(state.item, state.never)
             grid = release_grid(len(state.never.tokens), self._interval)
             self._meter.planned(self._task.name, 2 + len(grid))
             for release in grid:
                 self._submit(state, release)
+
+    def _reads_back(self, item: Prompted, output: Output) -> bool:
+        """Whether the tokens alone give the text: a tokenizer that reads them otherwise gets whole rollouts."""
+        run = make_run(output.key, item, self._task, self._task.config.adapter, "never")
+        return self._engine.text_of(run, output.tokens, output.finish_reason) == output.text
 
     def _check_released(self, state: _State, output: Output, release: int, attempt: int) -> None:
         """Keep a released run whose first r tokens are the trace's; repeat another one, then keep it as differing."""

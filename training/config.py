@@ -7,7 +7,7 @@ key, what is allowed there and the nearest known name.
 import difflib
 from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -65,6 +65,12 @@ class Sampling(Strict):
         """Whether the most probable token is always taken."""
         return self.temperature == 0
 
+    @property
+    def forkable(self) -> bool:
+        """Whether tokens may be given instead of generated: nothing else may depend on which of them were generated."""
+        penalties = self.presence_penalty or self.frequency_penalty
+        return self.greedy and not penalties and all(len(mark) == 1 for mark in self.stop)
+
 
 class TaskConfig(Strict):
     """One task: its requests, the adapter that serves them and the scorer that judges the texts."""
@@ -93,7 +99,12 @@ class NoiseConfig(Strict):
 
 
 class CollectConfig(Strict):
-    """The whole file. `shard_size` is the number of requests whose rows are written, or lost in a crash, together."""
+    """The whole file.
+
+    `shard_size` is the number of requests whose rows are written, or lost in a crash, together. `rollouts`: "whole"
+    runs every released request from its prompt, as a server would; "forked" gives it the trace's first r - 1 tokens
+    and generates from there, about half the work. The two agree up to numerics.
+    """
 
     base: Path
     adapters: dict[str, Path] = Field(min_length=1)
@@ -102,12 +113,18 @@ class CollectConfig(Strict):
     engine: dict[str, Any] = {}
     shard_size: int = Field(default=128, ge=1)
     noise: NoiseConfig = NoiseConfig()
+    rollouts: Literal["whole", "forked"] = "whole"
 
     @model_validator(mode="after")
     def _names_agree(self) -> "CollectConfig":
         for name, task in self.tasks.items():
             if task.adapter not in self.adapters:
                 raise ValueError(f'task "{name}": {unknown("adapter", task.adapter, self.adapters)}')
+            if self.rollouts == "forked" and not task.sampling.forkable:
+                raise ValueError(
+                    f'task "{name}": rollouts: forked needs temperature 0, no presence or frequency penalty, and stop '
+                    "strings of one character; use rollouts: whole"
+                )
         for option in OWNED_ENGINE_OPTIONS & self.engine.keys():
             raise ValueError(f'engine option "{option}" is set by collect itself; remove it')
         return self

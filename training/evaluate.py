@@ -104,7 +104,7 @@ def _json(task: EvaluatedTask) -> dict[str, Any]:
 
 def _text(name: str, task: EvaluatedTask) -> str:
     p, g, n = task.policy, task.policy.guarantee, task.overall.n
-    head = "never release" if p.threshold is None else f"threshold {p.threshold:.4f}"
+    head = "never release" if p.threshold is None else f"threshold {p.threshold:.4g}"
     lines = [f"Task {name}: {head}"]
     if g is not None:
         lines.append(

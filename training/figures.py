@@ -12,7 +12,12 @@ from lorazor.training.compare import Comparison
 from lorazor.training.reliability import Reliability
 from lorazor.training.replay import NEVER, Floats, Ints
 
-EMPHASIS = {"LightGBM": {"linewidth": 2.5, "color": "black", "zorder": 5}}
+STYLES: dict[str, dict[str, Any]] = {
+    "LightGBM": {"linewidth": 2.5, "color": "black", "zorder": 5},
+    "oracle": {"marker": "*", "linestyle": "none", "markersize": 12, "zorder": 6},
+    # On one task the same curve as the fixed step's.
+    "fixed fraction": {"linewidth": 1, "linestyle": "--"},
+}
 
 
 def draw_all(
@@ -46,8 +51,7 @@ def retention_over_share(comparisons: Mapping[str, Comparison]) -> Any:
         null = any(np.isnan(curve.retention).any() for curve in curves.values())
         for name, curve in curves.items():
             height: Floats = 1 - curve.drop if null else curve.retention
-            marker = "o" if len(curve.share) == 1 else None
-            axis.plot(curve.share, height, label=name, marker=marker, **EMPHASIS.get(name, {"linewidth": 1}))
+            axis.plot(curve.share, height, label=name, **STYLES.get(name, {"linewidth": 1}))
         axis.scatter([1], [1], color="grey", marker="s", label="never")
         axis.set(title=task, xlabel="active-row share", ylabel="1 - drop" if null else "retention", xlim=(0, 1.02))
         axis.grid(alpha=0.3)

@@ -135,7 +135,7 @@ _READERS = {
 
 def _read(path: Path) -> pd.DataFrame:
     try:
-        return _READERS[path.suffix](path)  # type: ignore[no-any-return, no-untyped-call]
+        return _READERS[path.suffix](path)  # type: ignore[no-any-return]
     except InputError:
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -176,7 +176,7 @@ def _column(raw: pd.Series[Any], expected: Any, path: Path, problems: Problems) 
 def _convert(raw: pd.Series[Any], kind: Any) -> tuple[list[Any], Any]:
     """The values as Python objects that Arrow takes for `kind` (None where null), and which of them do not fit."""
     plain = raw.astype(object)
-    null = plain.isna().to_numpy(bool)
+    null = plain.isna().to_numpy(bool, copy=True)
     if not pa.types.is_string(kind):
         null |= plain.map(lambda value: isinstance(value, str) and value.strip().lower() in NULL).to_numpy(bool)
     convert = _CONVERTERS[kind]

@@ -73,22 +73,15 @@ def upper_bound(kind: Kind, never: Floats, released: Floats, level: float) -> fl
 
 
 def certifiable(kind: Kind, never: Floats, level: float) -> float | None:
-    """The smallest max-drop that these S [n] could certify, with no request harmed; None when they cannot any.
+    """The smallest max-drop of `BOUND_GRID` that these S [n] could certify, were no request's score to change.
 
-    With all bets at their most, a request that keeps its score S multiplies the capital by 1 + S m / (1 - m)
-    (relative) or by 1 / (1 - d) (signed, where R = S is the best case; also Hoeffding's p-value of no absolute loss).
+    For relative losses it is close to 1 - level^(1 / sum S). None when not even the largest passes.
     """
-    gain = never if kind == "relative" else np.ones_like(never)
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        enough = np.log1p(gain * middle / (1 - middle)).sum() >= -np.log(level)
-        low, high = (low, middle) if enough else (middle, high)
-    return high if high < 1 - 1e-9 else None
+    return upper_bound(kind, never, never, level)
 
 
 def requests_needed(kind: Kind, never: Floats, released: Floats, max_drop: float, level: float) -> int | None:
-    """About how many requests like these would let R [n] pass at `max_drop`; None when no number would.
+    """About how many requests like these let R [n] pass at `max_drop` more often than not; None when no number would.
 
     n = log(1/level) / g: for betting, g is the most that the logarithm of the capital can grow per request with a
     constant bet; for Hoeffding-Bentkus it is Hoeffding's relative entropy h1(mean, max_drop).

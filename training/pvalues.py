@@ -31,7 +31,9 @@ def betting_p_values(losses: Floats, alpha: float | Floats, *, level: float, see
     at one level and a fixed n is l = sqrt(2 log(1/level) / (n v)). Ours asks the same question anew at each step, with
     what is left to win and the losses that are left to win it:
 
-        l_t = min(1 / (1 - alpha), sqrt(2 log(1 / (level K_{t-1})) / ((n - t + 1) v_{t-1}))),  0 once K >= 1/level.
+        l_t = min(1 / (1 - alpha), sqrt(2 log(1 / (u K_{t-1})) / ((n - t + 1) v_{t-1}))),
+
+    u the first of level, level^2, … that 1 / K has not reached yet (beyond the first it only makes p more telling).
 
     v is not the variance seen but that which the losses would have if their mean were alpha: the gains g = max(0,
     alpha - L) as seen, and losses h = max(0, L - alpha) of the sizes seen, as many as would balance the gains:
@@ -44,12 +46,12 @@ def betting_p_values(losses: Floats, alpha: float | Floats, *, level: float, see
     a = np.broadcast_to(np.asarray(alpha, dtype=np.float64), (k,))
     goal, most = -np.log(level), 1 / (1 - a)
     wealth, best = np.zeros(k), np.zeros(k)  # logarithms
-    gains, losses_sum = (PRIOR_LOSSES * a * (1 - a) for _ in range(2))
-    gains_squared, losses_squared = PRIOR_LOSSES * a**2 * (1 - a), PRIOR_LOSSES * a * (1 - a) ** 2
+    gains, gains_squared = PRIOR_LOSSES * a * (1 - a), PRIOR_LOSSES * a**2 * (1 - a)
+    losses_sum, losses_squared = PRIOR_LOSSES * a * (1 - a), PRIOR_LOSSES * a * (1 - a) ** 2
     with np.errstate(divide="ignore"):  # a lost all-in bet: the logarithm of no capital is -inf, and stays there
         for t, row in enumerate(np.random.default_rng(seed).permutation(n)):
             variance = (gains_squared + gains * losses_squared / losses_sum) / (PRIOR_LOSSES + t)
-            to_win = np.maximum(goal - wealth, 0)
+            to_win = goal * (np.floor(best / goal) + 1) - wealth
             bet = np.minimum(np.sqrt(2 * to_win / ((n - t) * variance)), most)
             step = a - losses[row]
             wealth += np.log1p(np.maximum(bet * step, -1))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lorazor.training.compare import Comparison, Row
+from lorazor.training.provenance import atomic_write_text
 from lorazor.training.reliability import Reliability
 from lorazor.training.replay import LeftOut, Summary
 from lorazor.training.tracking import Tracked
@@ -63,7 +65,8 @@ class TrainReport:
         """Flat numbers for MLflow: TASK/POLICY/WHAT, nulls left out."""
         flat: dict[str, float] = {"rounds": self.rounds, "seconds": self.seconds}
         for task, report in self.tasks.items():
-            flat[f"{task}/brier"] = report.reliability.brier
+            if report.reliability.n:
+                flat[f"{task}/brier"] = report.reliability.brier
             for row in report.comparison.rows:
                 at = f"{task}/{row.policy}" + ("" if row.limit is None else f"/drop_{row.limit:g}")
                 values = {} if row.judged is None else {"share": row.judged.active_row_share, "drop": row.judged.drop}
@@ -95,7 +98,7 @@ def _task_dict(report: TaskReport) -> dict[str, Any]:
         "policies": [asdict(row) for row in report.comparison.rows],
         "area": report.comparison.area,
         "reliability": {
-            "brier": measured.brier,
+            "brier": measured.brier if measured.n else None,
             "predicted": measured.predicted.tolist(),
             "observed": measured.observed.tolist(),
         },
@@ -130,6 +133,11 @@ def _cells(summary: Summary | None, n: int) -> list[str]:
         return ["-"] * n
     drop = "-" if summary.drop is None else f"{summary.drop:.2%}"
     return [f"{summary.active_row_share:.3f}", drop, f"{summary.length_ratio:.3f}"][:n]
+
+
+def write_json(path: Path, report: TrainReport) -> None:
+    """`TrainReport.to_dict()` as a JSON file, atomically."""
+    atomic_write_text(path, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
 
 
 def note_one_class(safe_shares: Mapping[str, float]) -> tuple[str, ...]:

@@ -13,10 +13,9 @@ from lorazor.features.errors import InputError
 from lorazor.features.schema import FEATURES, SCHEMA_HASH
 from lorazor.policy.artifact import save_artifact
 from lorazor.policy.manifest import AdapterEntry, Manifest, TaskPolicy
+from lorazor.training.baselines import Score
 from lorazor.training.dataset import Dataset
-from lorazor.training.learned import predict
 from lorazor.training.provenance import made_by
-from lorazor.training.replay import Floats
 from lorazor.training.thresholds import threshold_grid
 from lorazor.training.traces import Meta
 
@@ -26,7 +25,7 @@ def request_hash(request_id: str) -> str:
     return hashlib.sha256(request_id.encode()).hexdigest()[:16]
 
 
-def save(out: Path, booster: lgb.Booster, data: Dataset, meta: Meta, *, seed: int, threads: int, digest: str) -> None:
+def save(out: Path, booster: lgb.Booster, data: Dataset, meta: Meta, *, seed: int, score: Score, digest: str) -> None:
     """Write the artifact folder; every task's threshold is None (never).
 
     `trained_on` holds the training and validation requests: these and no others may not calibrate a threshold.
@@ -39,7 +38,7 @@ def save(out: Path, booster: lgb.Booster, data: Dataset, meta: Meta, *, seed: in
             base_fingerprint=meta.base.fingerprint,
             adapters=_adapters(data, meta),
             tasks={t: TaskPolicy(threshold=None, mean_output_tokens=m) for t, m in data.mean_output_tokens.items()},
-            threshold_grid=_grid(booster, data, threads),
+            threshold_grid=threshold_grid(data.train, {t: score(table) for t, table in data.train.items()}),
             trained_on=_hashes(data.split.train | data.split.validation),
             made=made_by(
                 base=meta.base.name,
@@ -67,8 +66,3 @@ def _adapters(data: Dataset, meta: Meta) -> list[AdapterEntry]:
 
 def _hashes(request_ids: Iterable[str]) -> list[str]:
     return sorted(map(request_hash, request_ids))
-
-
-def _grid(booster: lgb.Booster, data: Dataset, threads: int) -> list[float]:
-    scores: dict[str, Floats] = {t: predict(booster, table.features, threads) for t, table in data.train.items()}
-    return threshold_grid(data.train, scores)

@@ -3,6 +3,7 @@
 A text is read leniently: the first JSON object or array in it counts, so a fence or a sentence before it does no harm.
 """
 
+import importlib
 import json
 import re
 from collections import Counter
@@ -155,8 +156,10 @@ def format_check(
 
 
 def _fits_schema(text: str, schema: dict[str, Any]) -> bool:
-    import jsonschema
-
+    try:
+        jsonschema = importlib.import_module("jsonschema")  # comes with vLLM and MLflow; it has no types
+    except ImportError:
+        raise InputError("format_check: a schema needs the jsonschema library, which is not installed") from None
     try:
         jsonschema.validate(json.loads(text), schema)
     except (ValueError, RecursionError, jsonschema.ValidationError):

@@ -127,4 +127,5 @@ def bleu(text: str, example: Example, *, lowercase: bool = False) -> float:
     """Sentence BLEU (sacrebleu, exponential smoothing) over all references, divided by 100."""
     from sacrebleu import sentence_bleu
 
-    return min(1.0, sentence_bleu(text, text_references(example), lowercase=lowercase).score / 100)
+    score = float(sentence_bleu(text, text_references(example), lowercase=lowercase).score)
+    return min(1.0, score / 100)

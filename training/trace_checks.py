@@ -59,7 +59,8 @@ class _Table:
                 file = str(self.where / name) if self.where else name
                 break
             at -= rows
-        raise InputError(f"{file}: column {column}, row {at}: {rule}, is {'null' if pd.isna(value) else repr(value)}")
+        shown = "null" if pd.isna(value) else repr(value) if isinstance(value, str) else str(value)
+        raise InputError(f"{file}: column {column}, row {at}: {rule}, is {shown}")
 
 
 def checked(steps: pd.DataFrame, rollouts: pd.DataFrame, meta: Meta, where: Path | None = None) -> TraceSet:

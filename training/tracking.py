@@ -55,6 +55,8 @@ def track(
     register_as: str | None = None,
 ) -> Tracked:
     """Log one finished training as an MLflow run; InputError when the store cannot be used."""
+    # MLflow reports its use to its makers unless told not to, which is not ours to decide for the user.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -64,14 +66,18 @@ def track(
         run_id = client.create_run(_experiment(client, uri), tags=dict(tags)).info.run_id
     except (MlflowException, OSError) as error:
         raise InputError(f"the MLflow store {uri} cannot be used: {str(error).splitlines()[0]}") from None
-    for name, value in params.items():
-        client.log_param(run_id, name, value)
-    for name, value in metrics.items():
-        client.log_metric(run_id, _metric_name(name), value)
-    client.log_artifacts(run_id, str(artifact), _ARTIFACT)
-    client.log_artifacts(run_id, str(figures), "figures")
-    client.log_text(run_id, report, "report.txt")
-    model = _register(client, run_id, register_as) if register_as else None
+    try:
+        for name, value in params.items():
+            client.log_param(run_id, name, value)
+        for name, value in metrics.items():
+            client.log_metric(run_id, _metric_name(name), value)
+        client.log_artifacts(run_id, str(artifact), _ARTIFACT)
+        client.log_artifacts(run_id, str(figures), "figures")
+        client.log_text(run_id, report, "report.txt")
+        model = _register(client, run_id, register_as) if register_as else None
+    except BaseException:
+        client.set_terminated(run_id, "FAILED")
+        raise
     client.set_terminated(run_id)
     return Tracked(uri, run_id, model)
 
@@ -81,9 +87,7 @@ def _experiment(client: Any, uri: str) -> str:
     if found is not None:
         return str(found.experiment_id)
     # A local store keeps its files beside its database; elsewhere the server knows where they belong.
-    beside = (
-        Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts" if uri.startswith("sqlite:///") else None
-    )
+    beside = Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlruns" if uri.startswith("sqlite:///") else None
     return str(client.create_experiment(EXPERIMENT, artifact_location=beside.as_uri() if beside else None))
 
 

@@ -83,24 +83,35 @@ def tune(
 def learn_then_test(
     scored: Scored, grid: Floats, kind: Kind, max_drop: float, confidence: float
 ) -> tuple[float | None, Tested]:
-    """The last threshold of `grid` (strictest first) that passes, None for never, and how the tests went."""
+    """The last threshold of `grid` (strictest first) that passes, None for never, and how the tests went.
+
+    A threshold that passes but releases no request with S > 0 at its full score saves nothing that counts (it passes
+    because it hardly ever releases), and becomes never.
+    """
     never, level = scored.table.score, 1 - confidence
     if not len(grid):
-        return None, Tested(max_drop, 0, 1.0, None, None, certifiable(kind, never, level))
+        return None, Tested(max_drop, 0, 1.0, certifiable=certifiable(kind, never, level))
     released = scored.released_scores(grid)
     p = p_values(kind, never, released, max_drop, level)
     last = fixed_sequence(p, level)
     if last is not None:
-        return float(grid[last]), Tested(max_drop, len(grid), float(p[last]))
+        useful = _releases_safely(scored, float(grid[last]))
+        return float(grid[last]) if useful else None, Tested(max_drop, len(grid), float(p[last]), passed=last + 1)
     strictest = released[:, 0]
     return None, Tested(
         max_drop,
         len(grid),
         float(p[0]),
-        observed(kind, never, strictest),
-        requests_needed(kind, never, strictest, max_drop, level),
-        certifiable(kind, never, level),
+        strictest_loss=observed(kind, never, strictest),
+        needed=requests_needed(kind, never, strictest, max_drop, level),
+        certifiable=certifiable(kind, never, level),
     )
+
+
+def _releases_safely(scored: Scored, threshold: float) -> bool:
+    table = scored.table
+    outcome = table.outcome(table.first_decision(scored.scores, threshold))
+    return bool((outcome.released & table.solved & (outcome.score >= table.score)).any())
 
 
 def threshold_for_share(scored: Scored, target: float) -> float:

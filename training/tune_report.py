@@ -24,14 +24,15 @@ PROMISE = {
 class Tested:
     """The Learn-then-Test side of a tuned task.
 
-    `p_value` is that of the threshold kept or, where none was, of the strictest, whose loss is then `strictest_loss`.
-    `needed` and `certifiable` say why nothing passed: about how many requests it takes (None: no number would do),
-    and the smallest max-drop that this many could certify at all (None: not even 100 %).
+    `p_value` is that of the last of the `passed` thresholds or, where none passed, of the strictest, whose loss is then
+    `strictest_loss`. `needed` and `certifiable` say why nothing passed: about how many requests it takes (None: no
+    number would do), and the smallest max-drop that this many could certify (None: not even the largest).
     """
 
     max_drop: float
     thresholds: int
     p_value: float
+    passed: int = 0
     strictest_loss: float | None = None
     needed: int | None = None
     certifiable: float | None = None
@@ -125,7 +126,7 @@ def _json(task: TunedTask) -> dict[str, Any]:
 
 
 def _text(name: str, task: TunedTask) -> str:
-    head = "never release" if task.threshold is None else f"threshold {task.threshold:.4f}"
+    head = "never release" if task.threshold is None else f"threshold {task.threshold:.4g}"
     lines = [f"Task {name}: {head} ({task.by})", *_promise(task), f"noise: {task.noise}"]
     if task.left_out.differs or task.left_out.missing:
         lines.append(f"rollouts left out: {task.left_out.differs} differ by numerics, {task.left_out.missing} missing")
@@ -142,12 +143,22 @@ def _promise(task: TunedTask) -> list[str]:
     if task.threshold is not None:
         promise = PROMISE[task.kind].format(f"{t.max_drop:.2%}")
         return [f"guarantee: with {sure}, {promise}", f"{seen} (p = {t.p_value:.3g} for the guarantee)"]
-    needed = (
-        "no number of such requests would do" if t.needed is None else f"about {t.needed:,} such requests are needed"
-    )
-    n = f"{task.overall.n:,} requests"
+    return _never(t, task, sure)
+
+
+def _never(t: Tested, task: TunedTask, sure: str) -> list[str]:
+    """Why no threshold was kept."""
+    asked, n = f"at max-drop {t.max_drop:.2%} ({task.kind}) with {sure}", f"{task.overall.n:,} requests"
+    if t.passed:
+        return [
+            f"{t.passed} of {t.thresholds} thresholds passed {asked}",
+            "but they hardly ever release, and no request that they release keeps a score above 0",
+        ]
+    needed = "no number of such requests would do"
+    if t.needed is not None:
+        needed = f"about {t.needed:,} such requests are needed"
     return [
-        f"none of {t.thresholds} thresholds passed at max-drop {t.max_drop:.2%} ({task.kind}) with {sure}",
+        f"none of {t.thresholds} thresholds passed {asked}",
         f"the strictest loses {percent(t.strictest_loss)} on these {n} (p = {t.p_value:.3g}): {needed}",
         f"the smallest max-drop that {n} could certify, none of them harmed, is {percent(t.certifiable)}",
     ]

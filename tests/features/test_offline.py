@@ -50,7 +50,9 @@ def _serve(
 ) -> dict[tuple[int, int], np.ndarray]:
     """A server with three rows: admits as a row gets free, steps a random part of the batch, reads at decisions."""
     window, first = Window(3), np.cumsum(lengths) - lengths
-    waiting, free, running, done = list(rng.permutation(len(lengths))), [2, 0, 1], {}, {}
+    waiting, free = list(rng.permutation(len(lengths))), [2, 0, 1]
+    running: dict[int, int] = {}
+    done: dict[int, int] = {}
     seen: dict[tuple[int, int], np.ndarray] = {}
     while waiting or running:
         while waiting and free:

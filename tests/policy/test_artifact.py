@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,7 @@ def test_interrupted_save_leaves_the_old_one(
             raise OSError("no space")
         os.rename(source, target)
 
-    monkeypatch.setattr(artifact.os, "replace", replace)
+    monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(OSError, match="no space"):
         save_artifact(saved, manifest, model_txt)
     monkeypatch.undo()
@@ -223,7 +223,7 @@ def test_update_tasks_of_no_artifact(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> mlflow.MlflowClient:
+def registry(tmp_path: Path) -> Iterator[mlflow.MlflowClient]:
     """An MLflow registry in a folder of its own."""
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")

@@ -47,8 +47,7 @@ STEPS = [0, 1, *range(8, 80, 8)]
 def test_drawing_shows_where_it_releases() -> None:
     """The first score at the threshold decides, and the release step follows the rule r = c + 2."""
     text = draw_score(STEPS, np.linspace(0.0, 1.0, len(STEPS)), 0.65)
-    assert text.endswith("released at step 56 (score 0.800 >= 0.650): release step 58") or "released at step" in text
-    assert text.splitlines()[-1].startswith("released at step 48 (score 0.700 >= 0.650): release step 50")
+    assert text.endswith("released at step 48 (score 0.700 >= 0.650): release step 50")
     assert draw_score([0, 1], [0.9, 0.1], 0.5).endswith("released at admission (score 0.900 >= 0.500): release step 1")
 
 

@@ -24,11 +24,21 @@ KNOWN = {
 }
 
 
+class InputProcessor:
+    """Accepts any parameters, as vLLM's does those of LoRazor."""
+
+    vllm_config = SimpleNamespace(additional_config={"lorazor": {}})
+
+    def _validate_params(self, params: Any) -> str:
+        return "accepted"
+
+
 class Engine:
     """Answers `collective_rpc` as two workers of one server do: only the first of them knows requests."""
 
     def __init__(self, status: dict[str, Any], additional_config: object = None) -> None:
         self.status = status
+        self.input_processor = InputProcessor()
         self.vllm_config = SimpleNamespace(
             additional_config={"lorazor": {}} if additional_config is None else additional_config
         )
@@ -69,7 +79,7 @@ def test_status_says_what_the_workers_say() -> None:
 
 @pytest.mark.parametrize("request_id", ["chatcmpl-1", "cmpl-1", "cmpl-1-1"])
 def test_request_by_public_id(request_id: str) -> None:
-    """A known request gives its release step, arm, adapter, task and score; a completion's first prompt needs no number."""
+    """A known request gives its release step, arm, adapter, task and score; a first prompt needs no number."""
     answer = make_client(Engine({})).get(f"/lorazor/requests/{request_id}")
     assert answer.json() == KNOWN
 
@@ -108,6 +118,17 @@ def test_bad_xargs_are_refused_on_every_route() -> None:
     """Attaching the routes also puts the check of vllm_xargs in front of the app."""
     client = make_client(Engine({}))
     assert client.post("/anything", json={"vllm_xargs": {"lorazor_release": "soon"}}).status_code == 400
+
+
+def test_second_gate_is_put_up() -> None:
+    """What hides from the middleware is refused by the engine's own input processor."""
+    from vllm.exceptions import VLLMValidationError
+
+    engine = Engine({})
+    make_client(engine)
+    assert engine.input_processor._validate_params(SimpleNamespace(extra_args={"lorazor_release": 2})) == "accepted"
+    with pytest.raises(VLLMValidationError):
+        engine.input_processor._validate_params(SimpleNamespace(extra_args={"lorazor_release": 0}))
 
 
 def test_vllm_loads_the_plugin_only_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,12 @@ import pytest
 
 from lorazor.features.errors import InputError
 from lorazor.runtime.serve import allow_plugins, merge_options, parse_vllm, prepare, split_flags
-from tests.runtime.serving import LEARNED_STEP, add_tokenizer, make_policy, write_adapter_folder
+from tests.runtime.policies import make_policy, safe_from_step
+from tests.runtime.serving import add_tokenizer, write_adapter_folder
 from tests.runtime.tiny import Tiny, make_tiny
+
+LEARNED_STEP = 16
+"""The policy of these tests says "safe" from this decode step on, a multiple of its probe interval."""
 
 
 def test_split_flags_leaves_vllms_arguments_in_order() -> None:
@@ -138,16 +142,16 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A tiny model with a tokenizer and two adapters, one of a rank above vLLM's default limit."""
-    made = make_tiny(tmp_path_factory.mktemp("served"), {"a": 8, "b": 32})
+    """A tiny model with a tokenizer and three adapters, one of a rank above vLLM's default limit."""
+    made = make_tiny(tmp_path_factory.mktemp("served"), {"a": 8, "b": 16, "c": 32})
     add_tokenizer(made.base)
     return made
 
 
 @pytest.fixture(scope="module")
 def policy(model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that knows adapter a and releases it at the first decision from LEARNED_STEP on."""
-    return make_policy(tmp_path_factory.mktemp("policy") / "p", model, {"letters": 0.5, "other": None}).path
+    """A policy that knows adapters a and b and releases at the first decision from LEARNED_STEP on."""
+    return Path(make_policy(tmp_path_factory.mktemp("policy") / "p", model, safe_from_step(LEARNED_STEP)))
 
 
 @pytest.mark.vllm
@@ -162,9 +166,9 @@ def test_prepare_checks_and_completes(model: Tiny, policy: Path, monkeypatch: py
         lines.append,
     )
     assert args.additional_config == {"lorazor": {"policy": str(policy), "pinned": ["b"]}}
-    assert (args.enable_lora, args.max_loras, args.max_lora_rank) == (True, 2, 32)
-    assert "adapter a: task letters, threshold 0.5" in lines
-    assert "adapter b: not known to the policy, never released" in lines
+    assert (args.enable_lora, args.max_loras, args.max_lora_rank) == (True, 3, 32)
+    assert "adapter a: task open, threshold 0.9" in lines
+    assert "adapter c: not known to the policy, never released" in lines
     assert os.environ["VLLM_PLUGINS"] == "lorazor"
 
 
@@ -238,7 +242,7 @@ def served(model: Tiny, policy: Path, tmp_path_factory: pytest.TempPathFactory) 
     port, log = free_port(), tmp_path_factory.mktemp("log") / "server.log"
     command = [str(Path(sys.executable).with_name("lorazor")), "serve", model.base, "--policy", str(policy)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--pin", "pinned", "--served-model-name", "base"]
-    command += ["--max-model-len", "256", "--max-num-seqs", "16", "--max-loras", "3", "--enforce-eager"]
+    command += ["--max-model-len", "256", "--max-num-seqs", "16", "--enforce-eager"]
     modules = {**model.adapters, "pinned": model.adapters["a"]}
     command += ["--lora-modules", *(f"{name}={path}" for name, path in modules.items())]
     with log.open("w") as out:
@@ -303,8 +307,8 @@ class TestServer:
         assert answer["kv_transfer_params"]["lorazor"]["release_step"] == expected
         report = request_report(served, answer["id"])
         assert report["release_step"] == expected
-        assert (report["adapter"], report["task"], report["arm"]) == ("a", "letters", "policy")
-        assert report["score"] >= 0.5
+        assert (report["adapter"], report["task"], report["arm"]) == ("a", "open", "policy")
+        assert report["score"] >= 0.9
         never = complete(served, "a", {"lorazor_release": "never"})
         text, kept = answer["choices"][0]["text"], never["choices"][0]["text"]
         assert text[:expected] == kept[:expected]
@@ -312,7 +316,7 @@ class TestServer:
 
     def test_forced_release(self, served: Served) -> None:
         """`lorazor_release` forces the step, for an adapter that the policy does not know too; base, never differ."""
-        answers = {r: complete(served, "b", {"lorazor_release": r}) for r in ("never", 1, 7)}
+        answers = {r: complete(served, "c", {"lorazor_release": r}) for r in ("never", 1, 7)}
         texts = [answer["choices"][0]["text"] for answer in answers.values()]
         texts.append(complete(served, "base")["choices"][0]["text"])
         assert len(set(texts)) == 4
@@ -364,15 +368,15 @@ class TestServer:
         assert "lorazor_release must be" in answer.json()["error"]["message"]
 
     def test_status(self, served: Served) -> None:
-        """The status names the policy in force with its guarantee, the pins, g and the counts."""
+        """The status names the policy in force, the pins, g and the counts."""
         import httpx
 
         complete(served, "a")
         status = httpx.get(f"{served.url}/lorazor/status", timeout=30).json()
         assert status["config"]["pinned"] == ["pinned"]
-        assert status["policy"]["tasks"]["letters"]["guarantee"]["max_drop"] == 0.05
-        assert status["policy"]["probe_interval"] == 8
-        assert ["lorazor_releases_total", {"adapter": "a", "task": "letters", "arm": "policy"}] in [
+        assert status["policy"]["tasks"]["open"]["threshold"] == 0.9
+        assert status["policy"]["probe_interval"] == 4
+        assert ["lorazor_releases_total", {"adapter": "a", "task": "open", "arm": "policy"}] in [
             count[:2] for count in status["counts"]
         ]
 
@@ -392,7 +396,7 @@ class TestServer:
             key = (name, tuple(sorted(labels.items())))
             return after.get(key, 0.0) - before.get(key, 0.0)
 
-        labels = {"adapter": "a", "task": "letters"}
+        labels = {"adapter": "a", "task": "open"}
         assert grown("lorazor_requests_total", **labels, arm="policy") == 1
         assert grown("lorazor_releases_total", **labels, arm="policy") == 1
         assert grown("lorazor_release_step_sum", **labels) == LEARNED_STEP + 2

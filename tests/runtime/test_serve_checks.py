@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from lorazor.features.errors import InputError
-from lorazor.policy.artifact import Artifact
+from lorazor.policy.artifact import Artifact, load_artifact
 from lorazor.runtime.serve_checks import check_adapters, check_model, check_pins, check_port, needed_rank
-from tests.runtime.serving import make_policy, write_adapter_folder
+from tests.runtime.policies import make_policy, safe_from_step
+from tests.runtime.serving import write_adapter_folder
 from tests.runtime.tiny import Tiny
 
 
@@ -73,25 +74,25 @@ def test_adapter_folders(tmp_path: Path, made: dict[str, object] | None, words: 
 
 @pytest.fixture
 def artifact(tmp_path: Path, tiny: Tiny) -> Artifact:
-    """A policy of the tiny base that knows its adapter a."""
-    return make_policy(tmp_path / "p", tiny, {"letters": 0.25, "other": None})
+    """A policy of the tiny base that knows its adapters a and b."""
+    return load_artifact(make_policy(tmp_path / "p", tiny, safe_from_step(8), threshold=0.25))
 
 
 def test_lines_about_adapters(artifact: Artifact, tiny: Tiny) -> None:
     """Each adapter's line says its task and threshold, found by weights and not by name."""
-    modules = {"renamed": tiny.adapters["a"], "b": tiny.adapters["b"]}
+    modules = {"renamed": tiny.adapters["a"], "c": tiny.adapters["c"]}
     assert list(check_adapters(artifact, tiny.base, modules)) == [
-        "adapter renamed: task letters, threshold 0.25",
-        "adapter b: not known to the policy, never released",
+        "adapter renamed: task open, threshold 0.25",
+        "adapter c: not known to the policy, never released",
     ]
     assert "no policy" in next(iter(check_adapters(None, tiny.base, modules)))
 
 
 def test_task_without_threshold_says_never(tmp_path: Path, tiny: Tiny) -> None:
     """A task that was tuned to never is said to be so."""
-    artifact = make_policy(tmp_path / "p", tiny, {"letters": None})
+    artifact = load_artifact(make_policy(tmp_path / "p", tiny, safe_from_step(8), threshold=None))
     (line,) = check_adapters(artifact, tiny.base, {"a": tiny.adapters["a"]})
-    assert line == "adapter a: task letters, threshold never"
+    assert line == "adapter a: task open, threshold never"
 
 
 def test_policy_of_another_base(artifact: Artifact, tiny: Tiny) -> None:

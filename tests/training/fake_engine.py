@@ -34,7 +34,7 @@ def tokens_of(run: Run, adapter: str | None, release: Any) -> tuple[int, ...]:
 
 
 class FakeEngine:
-    """Runs a few runs at a time, one token each a step; `differ` names (request, release) pairs that drift."""
+    """Finishes a few runs a step."""
 
     max_model_len = 64
 
@@ -45,6 +45,7 @@ class FakeEngine:
         self.done: dict[str, Signals] = {}
         self.submitted: list[Run] = []
         self.widest = 0
+        self.unreadable = False
 
     def encode(self, row: dict[str, Any]) -> tuple[int, ...]:
         """A prompt's tokens are its characters."""
@@ -77,7 +78,11 @@ class FakeEngine:
             tokens = (101, *tokens[1:])
         told = None if self.ignores or run.release == "never" else run.release
         text = " ".join(map(str, tokens))
-        return Output(run.key, text, tokens, "stop", told)  # type: ignore[arg-type]
+        return Output(run.key, text, tokens, "stop", told)
+
+    def text_of(self, run: Run, tokens: tuple[int, ...], finish_reason: str) -> str:
+        """Numbers with blanks, as in outputs, unless this tokenizer is one that reads them otherwise."""
+        return " ".join(map(str, tokens)) + ("?" if self.unreadable else "")
 
     def take_signals(self, keys: list[str]) -> dict[str, Signals]:
         """Hand the signals out once."""
@@ -102,9 +107,15 @@ def make_collection(folder: Path, requests: int = 7, **settings: Any) -> Path:
         task: {"adapter": adapter, "data": f"{task}.jsonl", "scorer": "rouge_l", "max_tokens": 20}
         for task, adapter in (("one", "a"), ("two", "b"))
     }
-    config = {"base": "base", "adapters": {"a": "a", "b": "b"}, "tasks": tasks, "probe_interval": 4, "shard_size": 3}
+    whole: dict[str, Any] = {
+        "base": "base",
+        "adapters": {"a": "a", "b": "b"},
+        "tasks": tasks,
+        "probe_interval": 4,
+        "shard_size": 3,
+    }
     path = folder / "collect.yaml"
-    path.write_text(json.dumps({**config, **settings}))  # JSON is YAML
+    path.write_text(json.dumps({**whole, **settings}))  # JSON is YAML
     return path
 
 

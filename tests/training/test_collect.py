@@ -45,7 +45,7 @@ def test_every_request_has_its_trace_and_a_rollout_for_every_step_of_the_grid(tm
     assert traces.tasks == ["one", "two"]
     for request in traces.requests.itertuples():
         rows = traces.rollouts[traces.rollouts["request_id"] == request.request_id]
-        grid = release_grid(request.length, 4)
+        grid = release_grid(int(str(request.length)), 4)
         assert list(rows["mode"]) == ["adapter", "base"] + ["released"] * len(grid)
         assert list(rows["release_step"].dropna()) == grid
         assert rows["same_text"].iloc[0]
@@ -94,6 +94,25 @@ def test_a_rollout_that_leaves_its_trace_too_early_is_repeated_then_marked(tmp_p
     marked = read_traces(tmp_path / "twice").rollouts.query("differs")
     assert list(marked["release_step"]) == [3]
     assert_same(read_traces(tmp_path / "once"), _unbroken(config, tmp_path))
+
+
+def test_forked_rollouts_are_given_their_prefix(tmp_path: Path) -> None:
+    """A forked run gets the trace's first r - 1 tokens, and the rows are those of whole runs."""
+    engine = FakeEngine()
+    run(make_collection(tmp_path, rollouts="forked"), tmp_path / "out", engine)
+    for forked in engine.submitted:
+        assert len(forked.prefix) == (forked.release - 1 if isinstance(forked.release, int) else 0)
+    config = make_collection(tmp_path / "whole")
+    run(config, tmp_path / "whole" / "out")
+    assert_same(read_traces(tmp_path / "out"), read_traces(tmp_path / "whole" / "out"))
+
+
+def test_texts_that_do_not_read_back_are_not_forked(tmp_path: Path) -> None:
+    """Where a tokenizer does not give the trace's text for its tokens, rollouts run whole."""
+    engine = FakeEngine()
+    engine.unreadable = True
+    run(make_collection(tmp_path, rollouts="forked"), tmp_path / "out", engine)
+    assert not any(r.prefix for r in engine.submitted)
 
 
 def _unbroken(config: Path, folder: Path) -> TraceSet:

@@ -79,6 +79,7 @@ def test_a_sql_database_is_relative_to_the_file(folder: Path) -> None:
         ("probe_interval: 4", "engine: {model: x}", 'engine option "model" is set by collect itself'),
         ("probe_interval: 4", "base: other", 'key "base" is given twice (line 4)'),
         ("base: base", "base: [", "not valid YAML"),
+        ("probe_interval: 4", "rollouts: forked", 'task "echo": rollouts: forked needs temperature 0'),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_it(folder: Path, old: str, new: str, expected: str) -> None:

@@ -66,27 +66,27 @@ def test_p_values_take_a_max_drop_per_column(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_certifiable_is_where_harmless_requests_begin_to_pass(kind: Kind) -> None:
-    """With no request harmed, a max-drop 5 % above `certifiable` passes and one 5 % below does not."""
+    """With no request harmed, a max-drop at `certifiable` passes and one 10 % below does not."""
     for n in (100, 500, 3000):
         never, released = harmed(n, 0.5, 0)
         best = certifiable(kind, never, 0.1)
         assert best is not None
-        above, below = (p_values(kind, never, released[:, None], best * f, 0.1)[0] for f in (1.05, 0.95))
-        assert above <= 0.1 < below, (n, best, above, below)
+        at, below = (p_values(kind, never, released[:, None], best * f, 0.1)[0] for f in (1, 0.9))
+        assert at <= 0.1 < below, (n, best, at, below)
 
 
-def test_certifiable_at_the_issue_s_numbers() -> None:
-    """Q = 0.5 and n = 500 can certify a relative drop of 1 %, and no less than 0.9 %."""
+def test_certifiable_at_the_numbers_of_the_design() -> None:
+    """At Q = 0.5, n = 500 can certify a relative drop of 1 %, and no less than 0.9 %; without any score, nothing."""
     never, _ = harmed(500, 0.5, 0)
     best = certifiable("relative", never, 0.1)
     assert best is not None
-    assert 0.009 < best < 0.01
+    assert 0.009 < best <= 0.01
     assert certifiable("relative", np.zeros(500), 0.1) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_needed_is_about_right(kind: Kind) -> None:
-    """1.5 times as many requests as `requests_needed` pass most of the time, half as many hardly ever."""
+    """1.5 times as many requests as `requests_needed` pass most of the time, a quarter of them hardly ever."""
     never, released = harmed(1000, 0.6, 15)
     needed = requests_needed(kind, never, released, 0.05, 0.1)
     assert needed is not None
@@ -94,10 +94,10 @@ def test_requests_needed_is_about_right(kind: Kind) -> None:
 
     def passes(n: int) -> int:
         rows = [rng.integers(0, 1000, n) for _ in range(60)]
-        return sum(p_values(kind, never[i], released[i][:, None], 0.05, 0.1)[0] <= 0.1 for i in rows)
+        return sum(int(p_values(kind, never[i], released[i][:, None], 0.05, 0.1)[0] <= 0.1) for i in rows)
 
-    assert passes(int(1.5 * needed)) > 30
-    assert passes(needed // 2) < 30
+    assert passes(int(1.5 * needed)) > 40
+    assert passes(needed // 4) < 30
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,11 +109,11 @@ def test_no_number_of_requests_helps_a_loss_above_max_drop(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_upper_bound_covers_and_is_consistent(kind: Kind) -> None:
-    """The bound exceeds the true loss in at least 1 - level of 200 draws, the observed loss always, and shrinks with n."""
+    """The bound covers the true loss in at least 1 - level of 120 draws, the observed one always, and falls with n."""
     rng = np.random.default_rng(2)
     truth = {"relative": 0.05, "absolute": 0.03, "signed": 0.03}[kind]
     below, bounds = 0, []
-    for _ in range(200):
+    for _ in range(120):
         never = (rng.random(500) < 0.6).astype(np.float64)
         released = never * (rng.random(500) >= 0.05)
         bound, seen = upper_bound(kind, never, released, 0.1), observed(kind, never, released)
@@ -122,7 +122,7 @@ def test_upper_bound_covers_and_is_consistent(kind: Kind) -> None:
         assert bound > seen
         below += bound < truth
         bounds.append(bound)
-    assert stats.binomtest(below, 200, 0.1, alternative="greater").pvalue > 0.001
+    assert stats.binomtest(below, 120, 0.1, alternative="greater").pvalue > 0.001
     never = (rng.random(8000) < 0.6).astype(np.float64)
     larger = upper_bound(kind, never, never * (rng.random(8000) >= 0.05), 0.1)
     assert larger is not None

@@ -41,9 +41,10 @@ def test_the_same_seed_gives_the_same_traces() -> None:
 def test_rollouts_cover_the_release_grid() -> None:
     """Every request has a rollout at exactly the release steps of its grid."""
     traces = planted_traces(80, seed=1, probe_interval=5)
-    by_request = released(traces).groupby("request_id")["release_step"].apply(lambda r: [int(x) for x in r])
-    for row in traces.requests.itertuples():
-        assert by_request[row.request_id] == release_grid(int(row.length), 5)
+    rows = released(traces)
+    for request_id, length in traces.requests.set_index("request_id")["length"].items():
+        steps = rows[rows["request_id"] == request_id]["release_step"].to_numpy(np.int64)
+        assert steps.tolist() == release_grid(int(length), 5)
 
 
 def test_hidden_requests_stay_safe_once_they_are() -> None:
@@ -65,7 +66,7 @@ def test_hidden_safety_is_written_in_the_signals() -> None:
     later = table.step > 0
     low = probed.loc[list(zip(ids[later], table.step[later], strict=True))].to_numpy() < np.exp(-2)
     np.testing.assert_array_equal(safe(table)[later], low)
-    np.testing.assert_array_equal(safe(table)[~later], long.loc[ids[~later]].to_numpy())
+    np.testing.assert_array_equal(safe(table)[~later], long.loc[list(ids[~later])].to_numpy())
 
 
 def test_unsafe_tasks_are_never_safe() -> None:

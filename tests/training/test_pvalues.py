@@ -19,10 +19,11 @@ def literal_betting(losses: list[float], alpha: float, level: float) -> float:
         mean_gain, mean_gain2 = (sum(k * g**power for g, k in gains) / count for power in (1, 2))
         size = sum(k * h**2 for h, k in harms) / sum(k * h for h, k in harms)
         variance = mean_gain2 + mean_gain * size
-        bet = 0.0
-        if capital < 1 / level:
-            to_win = math.log(1 / (level * capital)) if capital > 0 else math.inf
-            bet = min(1 / (1 - alpha), math.sqrt(2 * to_win / ((n - t + 1) * variance)))
+        u = level
+        while best >= 1 / u:
+            u *= level
+        to_win = math.log(1 / (u * capital)) if capital > 0 else math.inf
+        bet = min(1 / (1 - alpha), math.sqrt(2 * to_win / ((n - t + 1) * variance)))
         capital *= max(0.0, 1 + bet * (alpha - loss))
         best = max(best, capital)
         gains.append((max(0.0, alpha - loss), 1))

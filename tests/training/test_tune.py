@@ -65,7 +65,7 @@ def changed(policy: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_finds_the_safe_task_and_leaves_the_unsafe_one(home: Path, policy: Path) -> None:
-    """The hidden task gets a threshold that keeps its promise on 3,000 fresh requests; the unsafe one stays at never."""
+    """The hidden task gets a threshold that keeps its promise on 3,000 other requests; the unsafe one gets never."""
     report = tune(policy, home / "fresh", max_drop=0.05, confidence=0.9)
     assert report.tasks["chat"].threshold is None
     assert report.tasks["chat"].bound == 0
@@ -152,9 +152,19 @@ def test_nothing_passes_says_what_it_takes(home: Path, policy: Path, tmp_path: P
     assert sql.tested.needed is not None
     assert sql.tested.needed > 60
     solved = int((planted_traces(60, seed=6).rollouts.query("mode == 'adapter'")["score"] > 0).sum())
-    assert sql.tested.certifiable == pytest.approx(1 - 0.1 ** (1 / solved), rel=1e-6)
+    assert sql.tested.certifiable is not None
+    assert 1 <= sql.tested.certifiable / (1 - 0.1 ** (1 / solved)) < 1.2
     assert f"about {sql.tested.needed:,} such requests are needed" in report.render()
     assert "could certify, none of them harmed" in report.render()
+
+
+def test_a_threshold_that_saves_nothing_becomes_never(home: Path, policy: Path) -> None:
+    """A threshold that passes only because it hardly ever releases is not kept, and the text says why."""
+    changed(policy, lambda content: content.update(threshold_grid=[1.0]))
+    report = tune(policy, home / "fresh", max_drop=0.05, task="chat")
+    assert report.tasks["chat"].threshold is None
+    assert manifest(policy).tasks["chat"].guarantee is None
+    assert "no request that they release keeps a score above 0" in report.render()
 
 
 def test_never_safe_says_that_no_number_would_do(home: Path, policy: Path) -> None:

@@ -1,0 +1,60 @@
+"""The `lorazor` command: one place that knows all commands; each imports what it needs only when it runs.
+
+Bad input, of a user or in a file, is one sentence on stderr and exit code 2. Anything else is a bug and keeps its
+traceback.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from lorazor.features.errors import InputError
+from lorazor.runtime import cli_data, cli_policy, cli_serving
+
+# Plain help: it appears at once, and example lines stay as they are written.
+app = typer.Typer(
+    name="lorazor",
+    help="Serve LoRA adapters that let go: learn when the base model can finish a request, and release it there.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(short_help="Record decode traces and rollouts with vLLM.")(cli_data.collect)
+app.command(short_help="Check tables that somebody else recorded.")(cli_data.import_traces)
+app.command(short_help="Train a release policy on traces.")(cli_policy.train)
+app.command(short_help="Set thresholds, with a guarantee.")(cli_policy.tune)
+app.command(short_help="Replay a policy over traces, exactly.")(cli_policy.evaluate)
+app.command(short_help="Say what a policy is and what it promises.")(cli_policy.inspect)
+app.command(short_help="vllm serve, with a policy.", cls=cli_serving.PassThrough)(cli_serving.serve)
+app.command(short_help="Say what is installed, fits and is missing.")(cli_serving.doctor)
+app.command(short_help="Say how to run the demonstration.")(cli_serving.demo)
+
+# typer brings its own copy of click in newer versions, so its base exception is found through one that typer exports.
+_UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code.
+
+    Args:
+        argv: the arguments after the program's name; None: those of this process.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        code = app(args=arguments or ["--help"], prog_name="lorazor", standalone_mode=False)
+    except InputError as error:
+        return _refuse(str(error))
+    except _UsageError as error:
+        return _refuse(error.format_message())  # type: ignore[attr-defined]
+    except typer.Abort:
+        return 130
+    except KeyboardInterrupt:
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(sentence: str) -> int:
+    print(f"lorazor: {sentence}", file=sys.stderr)
+    return 2

@@ -1,0 +1,151 @@
+"""`lorazor train`, `tune`, `evaluate` and `inspect`: the life of a policy between the traces and the server."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorazor.runtime.cli_text import needs_extra, stages
+
+Policy = Annotated[str, typer.Argument(metavar="POLICY", help="Policy artifact: a folder, or models:/name@alias.")]
+Traces = Annotated[
+    Path, typer.Argument(metavar="TRACES", help="Folder of traces, as collect or import-traces writes it.")
+]
+OneTask = Annotated[str | None, typer.Option(help="This task only.")]
+Unseen = Annotated[bool, typer.Option("--unseen-only", help="Leave out the requests that training saw.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers to this file.")]
+
+
+class Loss(StrEnum):
+    """What `--max-drop` limits; see `lorazor.training.losses`."""
+
+    RELATIVE = "relative"
+    ABSOLUTE = "absolute"
+    SIGNED = "signed"
+
+
+def train(
+    traces: Traces,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the policy artifact.")],
+    seed: Annotated[int, typer.Option(help="Of the split, of LightGBM and of the random baseline.")] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of LightGBM.")] = 1,
+    drop_limit: Annotated[
+        list[float] | None,
+        typer.Option(metavar="DROP", help="Compare the policies at this drop; may be repeated (0.01 and 0.03)."),
+    ] = None,
+    mlflow: Annotated[str, typer.Option(metavar="URI", help="MLflow store; auto: a local sqlite file.")] = "auto",
+    no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Do not track the run.")] = False,
+    register: Annotated[str | None, typer.Option(metavar="NAME", help="Register the policy, as NAME[@ALIAS].")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the figures.")] = None,
+    json: Json = None,
+) -> None:
+    """Train a release policy on traces, compare it with every baseline, save it; `tune` then sets its thresholds.
+
+    \b
+    Example:
+      lorazor train traces/ policy/ --figures figures/ --register sql-release@staging
+    """
+    with needs_extra("training"), stages() as progress:
+        from lorazor.training import train as training
+        from lorazor.training.traces import read_traces
+        from lorazor.training.tune_report import write_json
+
+        report = training.train(
+            read_traces(traces),
+            out,
+            seed=seed,
+            threads=threads,
+            drop_limits=tuple(drop_limit or training.DROP_LIMITS),
+            mlflow_uri=None if no_mlflow else mlflow,
+            register_as=register,
+            figures=figures,
+            progress=progress,
+        )
+        if json is not None:
+            write_json(json, report.to_dict())
+    typer.echo(report.render())
+
+
+def tune(
+    policy: Policy,
+    traces: Traces,
+    max_drop: Annotated[float | None, typer.Option(help="Allowed loss, in (0, 1): 0.05 is 5 %.")] = None,
+    confidence: Annotated[float, typer.Option(help="Of the guarantee, in (0, 1).")] = 0.9,
+    loss: Annotated[Loss | None, typer.Option(help="What --max-drop limits; relative, or signed if sampled.")] = None,
+    task: OneTask = None,
+    threshold: Annotated[float | None, typer.Option(help="Set by hand, in [0, 1]; no guarantee; needs --task.")] = None,
+    target_share: Annotated[
+        float | None, typer.Option(help="Set by outcome: the active-row share wanted; no guarantee; needs --task.")
+    ] = None,
+    unseen_only: Unseen = False,
+    json: Json = None,
+) -> None:
+    """Set the threshold of each task with a guarantee, on requests that training never saw.
+
+    \b
+    Examples:
+      lorazor tune policy/ calibration/ --max-drop 0.05 --confidence 0.9
+      lorazor tune policy/ calibration/ --task sql --threshold 0.93
+      lorazor tune policy/ calibration/ --task sql --target-share 0.3
+    """
+    with needs_extra("training"), stages() as progress:
+        from lorazor.training.tune import tune as run
+
+        report = run(
+            policy,
+            traces,
+            max_drop=max_drop,
+            confidence=confidence,
+            kind=None if loss is None else loss.value,
+            task=task,
+            threshold=threshold,
+            target_share=target_share,
+            unseen_only=unseen_only,
+            json_path=json,
+            progress=progress,
+        )
+    typer.echo(report.render())
+
+
+def evaluate(
+    policy: Policy, traces: Traces, task: OneTask = None, unseen_only: Unseen = False, json: Json = None
+) -> None:
+    """Replay a policy, as it stands, exactly over traces and rollouts.
+
+    \b
+    Example:
+      lorazor evaluate policy/ test-traces/ --json evaluation.json
+    """
+    with needs_extra("training"), stages() as progress:
+        from lorazor.training.evaluate import evaluate as run
+
+        report = run(policy, traces, task=task, unseen_only=unseen_only, json_path=json, progress=progress)
+    typer.echo(report.render())
+
+
+def inspect(
+    policy: Policy,
+    top: Annotated[int, typer.Option(min=1, help="How many of the most important features to show.")] = 10,
+    traces: Annotated[Path | None, typer.Option(help="Draw the score over a request of these traces.")] = None,
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="Which request; the first one of each task.")
+    ] = None,
+) -> None:
+    """Say what a policy is, what it promises and what it looks at; with traces, draw its score over a request.
+
+    \b
+    Examples:
+      lorazor inspect policy/
+      lorazor inspect policy/ --traces traces/ --request sql-17
+    """
+    from lorazor.policy.artifact import load_artifact
+    from lorazor.policy.inspect import describe
+
+    typer.echo(describe(load_artifact(policy), top))
+    if traces is not None:
+        with needs_extra("training"):
+            from lorazor.runtime.cli_drawing import drawings
+
+            for drawing in drawings(policy, traces, request):
+                typer.echo(f"\n{drawing}")

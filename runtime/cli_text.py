@@ -1,0 +1,44 @@
+"""What the commands share in talking to a terminal: progress and optional packages."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from lorazor.features.errors import InputError
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Turn the ImportError of a package that is not ours, inside the block, into the name of the extra that has it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "lorazor":
+            raise
+        raise InputError(f"this needs {error.name}, which is not installed: pip install 'lorazor[{extra}]'") from None
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str], None]]:
+    """A function to call at the start of each stage of long work: it shows the stage and, on a terminal, the time."""
+    if not sys.stderr.isatty():
+        yield lambda stage: typer.echo(stage, err=True)
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        running: list[Any] = []
+
+        def show(stage: str) -> None:
+            for task in running:
+                progress.update(task, total=1, completed=1)
+            running.append(progress.add_task(stage, total=None))
+
+        yield show
+        for task in running:
+            progress.update(task, total=1, completed=1)

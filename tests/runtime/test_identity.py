@@ -1,0 +1,84 @@
+"""What must not change: stock engines, and engines whose policy never releases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorazor.features.errors import InputError
+from lorazor.runtime.patches import LEDGER
+from lorazor.runtime.request import ReleasableRequest
+from lorazor.runtime.scheduler import LoRazorScheduler
+from tests.runtime.policies import make_policy, safe_from_step
+from tests.runtime.tiny import Ask, Reference, Tiny, engine, prompt, run, scheduler, tokens, worker
+
+pytestmark = pytest.mark.vllm
+
+# All rows of a batch hold an adapter: stock CPU LoRA is wrong beside rows without one.
+ASKS = [Ask(prompt(k, 9 + 5 * k), "ab"[k % 2], tokens=32) for k in range(6)]
+
+
+def test_without_our_key_the_engine_is_stock(tiny: Tiny, reference: Reference) -> None:
+    """The installed plugin leaves worker, scheduler, runner and LoRA layers alone."""
+    llm = engine(tiny, None)
+    assert not isinstance(scheduler(llm), LoRazorScheduler)
+    for part in (worker(llm), worker(llm).model_runner, scheduler(llm)):
+        assert type(part).__module__.startswith("vllm.")
+    wrappers = worker(llm).model_runner.lora_manager._adapter_manager.punica_wrapper_mapping.values()
+    assert all(type(w).__module__.startswith("vllm.") for w in wrappers)
+    outputs = run(llm, tiny, ASKS)
+    assert all(o.kv_transfer_params is None for o in outputs)
+    assert [tokens(o) for o in outputs] == [reference.text(a.prompt, a.adapter, None, a.tokens) for a in ASKS]
+
+
+def test_a_policy_that_never_releases_changes_no_token(tiny: Tiny, reference: Reference, tmp_path: Path) -> None:
+    """With probes and scores at every decision step, but no threshold reached, the text is the never-released one."""
+    policy = make_policy(tmp_path / "artifact", tiny, safe_from_step(6), threshold=1.0)
+    llm = engine(tiny, {"policy": policy})
+    outputs = run(llm, tiny, ASKS)
+    assert [tokens(o) for o in outputs] == [reference.text(a.prompt, a.adapter, None, a.tokens) for a in ASKS]
+    counted = {name: n for name, _, n in llm.collective_rpc("lorazor_status")[0]["counts"]}
+    assert counted["lorazor_probes_total"] >= 6 * 8
+    assert "lorazor_releases_total" not in counted
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"enable_lora": False}, "LoRA is off"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
+        ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "pipeline parallelism"),
+        ({"scheduler_cls": "somebody.Else"}, "scheduler_cls"),
+        ({"additional_config": {"lorazor": {"polcy": "x"}}}, "lorazor.polcy"),
+        ({"additional_config": {"lorazor": {"release_fraction": 1.5}}}, "release_fraction"),
+    ],
+)
+def test_what_does_not_work_is_refused_at_the_start(tiny: Tiny, options: dict[str, Any], sentence: str) -> None:
+    """One sentence names the option."""
+    with pytest.raises((InputError, ValueError), match=sentence):
+        engine(tiny, {}, **options)
+
+
+def test_an_unknown_vllm_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence names the supported versions."""
+    monkeypatch.setattr("vllm.version.__version__", "0.99.0")
+    with pytest.raises((InputError, ValueError), match=r"vLLM 0\.99\.0 is not supported.*0\.26\.0 and 0\.27\.1"):
+        engine(tiny, {})
+
+
+def test_the_ledger_names_what_is_replaced() -> None:
+    """Each patch that exists is in the ledger, and each of the ledger's exists."""
+    from vllm.platforms import current_platform
+    from vllm.v1.request import Request
+
+    from lorazor.runtime.plugin import register
+
+    register()
+    register()
+    once = current_platform.check_and_update_config
+    assert not hasattr(once.lorazor_original, "lorazor_original")
+    assert issubclass(ReleasableRequest, Request)
+    assert [p.target for p in LEDGER] == ["check_and_update_config", "__class__", "__class__", "punica_wrapper"]
+    assert all(p.why and p.until for p in LEDGER)
