@@ -1,5 +1,43 @@
+# make demo   the whole loop on a real model: train, tune, serve, compare      (first run installs into .venv)
+# make test   lint, types and every test that needs no GPU                     (first run installs into .venv)
+PYTHON ?= python3.11
+PIP_FLAGS ?=
 PACKAGES := features kernels policy runtime training
-.PHONY: links
+BIN := .venv/bin
+HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+ENGINE := $(if $(HAS_GPU),gpu,cpu)
+
+.PHONY: install demo test test-gpu check links format clean
+
+install: .venv/ready
+
+.venv/ready: pyproject.toml constraints-cpu.txt examples/install.sh
+	@PYTHON=$(PYTHON) PIP_FLAGS="$(PIP_FLAGS)" bash examples/install.sh $(ENGINE)
+	@touch $@
+
+demo: install
+	$(BIN)/python -P examples/demo.py
+
+test: install check
+	$(BIN)/pytest -m "not gpu"
+
+# On a machine with an NVIDIA GPU and vLLM; uses .venv if it is there, else the python on PATH.
+test-gpu:
+	bash examples/test_gpu.sh
+
+check: install links
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# mypy reads the packages under the names that users import.
 links:
 	@mkdir -p .types/lorazor
 	@$(foreach p,$(PACKAGES),ln -sfn ../../$(p) .types/lorazor/$(p);)
+
+clean:
+	rm -rf .venv .types build demo .models

@@ -28,6 +28,12 @@ LEDGER = (
         "vLLM lets a plugin see the config before worker_cls is resolved",
     ),
     Patch(
+        "the API process's InputProcessor (its class)",
+        "_validate_params",
+        "a bad `vllm_xargs` must be told to the client as HTTP 400; a logits processor could, but moves V2 to V1",
+        "vLLM lets a plugin validate extra_args",
+    ),
+    Patch(
         "the worker's model runner (instance)",
         "__class__",
         "the worker builds its runner by name; the subclass only adds methods, so the built object can take it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -36,16 +37,34 @@ class LoRazorWorker(StockWorker):
     """Named by worker_cls."""
 
     def init_device(self) -> None:
-        """Build the stock runner, then give it our class and core."""
+        """Build the stock runner, then give it our class."""
         super().init_device()
+        self.model_runner.__class__ = LoRazorRunner
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the base, then the policy: its fingerprint is that of the base's files, which are there only now.
+
+        Raises:
+            InputError: a damaged policy, or one for another base.
+        """
+        super().load_model(*args, **kwargs)
         config = runtime_config(self.vllm_config.additional_config)
         assert config is not None, "LoRazorWorker without the key lorazor in additional_config"
-        artifact = load_artifact(config.policy, fingerprint(self.model_config.model)) if config.policy else None
+        artifact = load_artifact(config.policy, fingerprint(self._base_folder())) if config.policy else None
         capacity = FOLLOWED_PER_SEQUENCE * self.vllm_config.scheduler_config.max_num_seqs
-        self.model_runner.__class__ = LoRazorRunner
         self.model_runner.start_lorazor(
             ReleaseCore(config, artifact, capacity), adapter_fingerprint if artifact else lambda path: None
         )
+
+    def _base_folder(self) -> str:
+        """Where the base's weights lie; a hub id stands for its local snapshot."""
+        model: str = self.model_config.model
+        if Path(model).is_dir():
+            return model
+        from huggingface_hub import snapshot_download
+
+        cache = self.vllm_config.load_config.download_dir
+        return snapshot_download(model, revision=self.model_config.revision, cache_dir=cache, local_files_only=True)
 
     @property
     def core(self) -> ReleaseCore:

@@ -1,7 +1,19 @@
 """The YAML file of `lorazor collect`: what to run, with which adapters, and how each task is scored.
 
 Every path in it is relative to the folder of the YAML file. Whatever is wrong is told in one sentence that names the
-key, what is allowed there and the nearest known name.
+key, what is allowed there and the nearest known name. For example:
+
+    base: models/base
+    adapters: {sql: adapters/sql}
+    probe_interval: 8
+    engine: {dtype: bfloat16, enforce_eager: true, max_model_len: 2048}
+    tasks:
+      sql:
+        adapter: sql
+        data: sql.jsonl                # {"prompt": …, "reference": …, "schema": …} a line
+        scorer: sql_execution
+        max_tokens: 128
+        sampling: {stop: "\\n"}
 """
 
 import difflib

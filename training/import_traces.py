@@ -87,7 +87,7 @@ def import_traces(
     problems = Problems()
     steps, rollouts = read_foreign(folder, STEPS, problems), read_foreign(folder, ROLLOUTS, problems)
     problems.stop()
-    given = {"base": base, "adapters": adapters, "probe_interval": probe_interval}
+    given = {"base": base, "adapters": adapters or None, "probe_interval": probe_interval}
     if (folder / META).exists():
         if extra := [name for name, value in given.items() if value is not None]:
             raise InputError(f"{folder / META} says it already: drop {', '.join(extra)}")

@@ -7,14 +7,13 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
+from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS
+
 FORMAT_VERSION = 1
 STEPS, ROLLOUTS, META = "steps", "rollouts", "meta.json"
 Mode = Literal["adapter", "released", "base"]
 MODES: tuple[Mode, ...] = ("adapter", "released", "base")
 
-# The same names in the same order as features.signals (a test compares them), repeated to keep torch out of here.
-ADAPTER_SIGNALS = ("entropy", "top1_prob", "margin", "token_logprob")
-PROBE_SIGNALS = ("kl", "js", "base_top1_agrees", "base_token_logprob", "base_entropy")
 STRING, INT, FLOAT, BOOL = pa.string(), pa.int32(), pa.float32(), pa.bool_()
 SIGNAL_COLUMNS = (*ADAPTER_SIGNALS, *PROBE_SIGNALS)
 """Columns of `steps` that may be dropped from a shipped table: they read back as missing."""

@@ -22,15 +22,14 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from lorazor.features.errors import InputError
+from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS
 from lorazor.training.provenance import atomic_path, atomic_write_text
 from lorazor.training.trace_arrow import read_file, to_arrow, to_frame, write_file
 from lorazor.training.trace_format import (
-    ADAPTER_SIGNALS,
     FORMAT_VERSION,
     META,
     MODES,
     OPTIONAL_COLUMNS,
-    PROBE_SIGNALS,
     ROLLOUT_COLUMNS,
     ROLLOUTS,
     SIGNAL_COLUMNS,

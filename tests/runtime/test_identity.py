@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lorazor.features.errors import InputError
 from lorazor.runtime.patches import LEDGER
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.vllm
 ASKS = [Ask(prompt(k, 9 + 5 * k), "ab"[k % 2], tokens=32) for k in range(6)]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="stock CUDA LoRA kernels have no float32")
 def test_without_our_key_the_engine_is_stock(tiny: Tiny, reference: Reference) -> None:
     """The installed plugin leaves worker, scheduler, runner and LoRA layers alone."""
     llm = engine(tiny, None)
@@ -80,5 +82,11 @@ def test_the_ledger_names_what_is_replaced() -> None:
     once = current_platform.check_and_update_config
     assert not hasattr(once.lorazor_original, "lorazor_original")
     assert issubclass(ReleasableRequest, Request)
-    assert [p.target for p in LEDGER] == ["check_and_update_config", "__class__", "__class__", "punica_wrapper"]
+    assert [p.target for p in LEDGER] == [
+        "check_and_update_config",
+        "_validate_params",
+        "__class__",
+        "__class__",
+        "punica_wrapper",
+    ]
     assert all(p.why and p.until for p in LEDGER)

@@ -17,9 +17,10 @@ import pytest
 
 from lorazor.features.errors import InputError
 from lorazor.features.grid import is_decision_step, release_grid
-from lorazor.training.collect import CollectReport, collect
+from lorazor.training.collect import collect
 from lorazor.training.collect_data import read_requests
 from lorazor.training.collect_noise import sample
+from lorazor.training.collect_report import CollectReport
 from lorazor.training.collect_store import differences
 from lorazor.training.traces import TraceSet, read_traces
 from tests.training.fake_engine import FakeEngine, make_collection

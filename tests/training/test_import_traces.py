@@ -49,7 +49,7 @@ def problems(folder: Path) -> list[str]:
 def test_a_right_table_comes_out_as_it_went_in(tmp_path: Path, traces: TraceSet, kind: str) -> None:
     """Parquet, CSV and JSONL give the same traces, integers, nulls and booleans included."""
     source = write(tmp_path / "in", traces.steps, traces.rollouts, kind, traces.meta.model_dump_json())
-    report = import_traces(source, tmp_path / "out")
+    report = import_traces(source, tmp_path / "out", adapters={})
     back = read_traces(tmp_path / "out")
     exact = kind == "parquet"
     pd.testing.assert_frame_equal(back.steps, traces.steps, check_exact=exact, check_like=True, rtol=1e-6)
@@ -198,6 +198,13 @@ def test_without_a_meta_file_the_models_are_named_by_the_caller(tmp_path: Path, 
     meta = read_traces(tmp_path / "out").meta
     assert (meta.adapters[0].task, meta.probe_interval, meta.greedy) == ("sql", 8, False)
     assert meta.tasks["sql"].max_tokens == traces.steps["max_tokens"].max()
+
+
+def test_what_the_meta_file_says_is_not_said_twice(tmp_path: Path, traces: TraceSet) -> None:
+    """Arguments beside a meta.json are refused rather than ignored."""
+    source = write(tmp_path / "in", traces.steps, traces.rollouts, meta=traces.meta.model_dump_json())
+    with pytest.raises(InputError, match="says it already: drop probe_interval"):
+        import_traces(source, tmp_path / "out", probe_interval=8)
 
 
 def test_another_probe_interval_is_seen(tmp_path: Path, traces: TraceSet) -> None:
