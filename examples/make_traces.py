@@ -1,0 +1,70 @@
+"""Makes the demo's committed traces with `lorazor collect`: needs the model, both adapters and, in practice, a GPU.
+
+    python examples/make_traces.py .models/SmolLM2-135M-Instruct examples/adapters examples/traces
+
+Two collections that share no request: `train`, on which the policy is trained and judged, and `calibrate`, on which its
+thresholds are tuned. With float32 the traces are those of a CPU server but for the last digits.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from tasks import TASKS, generate
+
+SEEDS = {"train": 1, "calibrate": 2}
+MAX_TOKENS = 64
+PROBE_INTERVAL = 4
+
+
+def write_config(folder: Path, model: Path, adapters: Path, count: int, seed: int, batch: int) -> Path:
+    """Requests of every task as JSONL, and the YAML that names them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for task in TASKS:
+        rows = [json.dumps(item) for item in generate(task, count, seed)]
+        (folder / f"{task}.jsonl").write_text("\n".join(rows) + "\n")
+    config = {
+        "base": str(model.resolve()),
+        "adapters": {task: str((adapters / task).resolve()) for task in TASKS},
+        "probe_interval": PROBE_INTERVAL,
+        "shard_size": batch,
+        "engine": {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 512,
+            "max_num_seqs": batch,
+            "kv_cache_memory_bytes": 4 << 30,
+            "seed": 0,
+        },
+        "tasks": {
+            task: {"adapter": task, "data": f"{task}.jsonl", "scorer": "exact_match", "max_tokens": MAX_TOKENS}
+            for task in TASKS
+        },
+    }
+    path = folder / "collect.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("adapters", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--train", type=int, default=1500, help="requests a task")
+    parser.add_argument("--calibrate", type=int, default=800, help="requests a task")
+    parser.add_argument("--batch", type=int, default=512, help="requests a shard, and sequences that run at once")
+    args = parser.parse_args()
+
+    for split, seed in SEEDS.items():
+        work = args.out / f"{split}-requests"
+        config = write_config(work, args.model, args.adapters, getattr(args, split), seed, args.batch)
+        # A process each, so that one engine's memory is free before the next starts.
+        subprocess.run([Path(sys.executable).with_name("lorazor"), "collect", config, args.out / split], check=True)
+
+
+if __name__ == "__main__":
+    main()
