@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import typer
 
-from lorazor.features.errors import InputError
 from lorazor.runtime import cli_data, cli_policy, cli_serving
 
 # Plain help: it appears at once, and example lines stay as they are written.
@@ -44,17 +43,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         code = app(args=arguments or ["--help"], prog_name="lorazor", standalone_mode=False)
-    except InputError as error:
-        return _refuse(str(error))
-    except _UsageError as error:
-        return _refuse(error.format_message())  # type: ignore[attr-defined]
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return 130
-    except KeyboardInterrupt:
-        return 130
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        print(f"lorazor: {sentence}", file=sys.stderr)
+        return 2
     return code if isinstance(code, int) else 0
 
 
-def _refuse(sentence: str) -> int:
-    print(f"lorazor: {sentence}", file=sys.stderr)
-    return 2
+def _sentence(error: Exception) -> str | None:
+    """What to tell the user; None for a bug."""
+    # Imported here, because the package features loads torch, and help should not wait for it.
+    from lorazor.features.errors import InputError
+
+    if isinstance(error, InputError):
+        return str(error)
+    return str(error.format_message()) if isinstance(error, _UsageError) else None  # type: ignore[attr-defined]

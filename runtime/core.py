@@ -214,9 +214,9 @@ class ReleaseCore:
         report, _ = self._live[request_id]
         report.release_step, report.score = step, score
         self._step.released[request_id] = step
-        labels = {"adapter": report.adapter, "task": report.task or ""}
-        self.count("lorazor_releases_total", **labels, arm=report.arm)
-        self.count("lorazor_release_step", **labels, step=str(step))
+        adapter, task = report.adapter, report.task or ""
+        self.count("lorazor_releases_total", adapter=adapter, task=task, arm=report.arm)
+        self.count("lorazor_release_step", adapter=adapter, task=task, step=str(step))
         self._unfollow(request_id)
 
     def count(self, name: str, by: int = 1, **labels: str) -> None:

@@ -20,6 +20,8 @@ from lorazor.runtime.validate import ExtraArgsMiddleware, install
 
 # The engine answers between two steps; one that takes longer than this is stuck, and so would the client be.
 RPC_TIMEOUT_S = 30.0
+# Parts of policy.json that say nothing about how it behaves.
+UNTOLD = {"features", "sha256", "format_version"}
 
 router = APIRouter(prefix="/lorazor", tags=["lorazor"])
 
@@ -29,7 +31,10 @@ async def status(request: Request) -> dict[str, Any]:
     """Versions, the policy in force (tasks, thresholds, guarantees, probe interval, pins) and the counts so far."""
     _authorize(request)
     workers = await _ask_workers(request, "lorazor_status")
-    return {"lorazor": version("lorazor"), "vllm": _vllm_version(), **(workers[0] or {}), "workers": len(workers)}
+    answer = dict(workers[0] or {})
+    if answer.get("policy"):
+        answer["policy"] = {key: value for key, value in answer["policy"].items() if key not in UNTOLD}
+    return {"lorazor": version("lorazor"), "vllm": _vllm_version(), **answer, "workers": len(workers)}
 
 
 @router.get("/requests/{request_id}")
@@ -55,7 +60,7 @@ class Endpoints:
     def attach_router(self, app: FastAPI) -> None:
         """Add the routes, and the check of `vllm_xargs` in front of all routes."""
         app.include_router(router)
-        app.add_middleware(ExtraArgsMiddleware)  # type: ignore[arg-type]
+        app.add_middleware(ExtraArgsMiddleware)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Remember the engine, if it was asked to run LoRazor, and the API keys: vLLM guards only its own prefixes.

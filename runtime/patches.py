@@ -62,7 +62,7 @@ def apply_patches() -> None:
     platform = type(current_platform)
     original = platform.check_and_update_config
     if not hasattr(original, "lorazor_original"):
-        platform.check_and_update_config = classmethod(_checking(original.__func__))  # type: ignore[method-assign]
+        platform.check_and_update_config = classmethod(_checking(original.__func__))
 
 
 def _checking(original: Callable[..., None]) -> Callable[..., None]:

@@ -1,9 +1,9 @@
 """The probe: the base's next-token logits over a request's own KV cache, in the step that also runs its adapter.
 
-Which base logits these are, exactly: those of the base model with no LoRA anywhere, at position p of a decode row, whose
-attention sees the adapter's keys and values at positions below p and the base's own at p. That is what the row would
-compute in this step if it had been released with boundary p. The base pass runs first and writes its keys and values to
-the cache at p; the adapter's pass over the same rows then overwrites them, so the request is not changed.
+Which base logits these are, exactly: those of the base model with no LoRA anywhere, at position p of a decode row,
+whose attention sees the adapter's keys and values at positions below p and the base's own at p. That is what the row
+would compute in this step if it had been released with boundary p. The base pass runs first and writes its keys and
+values to the cache at p; the adapter's pass over the same rows then overwrites them, so the request is not changed.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Recorder:
                 trace.probes.append(host_probes[k])
 
     def take(self, ids: Iterable[str] | None) -> dict[str, dict[str, Any]]:
-        """Return and forget traces: {id: {"token_ids": int32[L], "signals": float32[L, 4], "probes": float32[L, 5]}}."""
+        """Return and forget: {id: {"token_ids": int32[L], "signals": float32[L, 4], "probes": float32[L, 5]}}."""
         wanted = list(self._traces) if ids is None else [i for i in ids if i in self._traces]
         return {request_id: _arrays(self._traces.pop(request_id)) for request_id in wanted}
 

@@ -1,7 +1,7 @@
 """A scheduler request that shows its adapter only where a token can still use it.
 
-vLLM's scheduler reads `request.lora_request` for adapter slots, for admission and for the identity of cached blocks. Past
-its boundary a request needs no slot, and its blocks are neither the adapter's nor the base's.
+vLLM's scheduler reads `request.lora_request` for adapter slots, for admission and for the identity of cached blocks.
+Past its boundary a request needs no slot, and its blocks are neither the adapter's nor the base's.
 """
 
 from __future__ import annotations

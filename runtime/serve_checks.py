@@ -67,7 +67,9 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none (see --lora-modules)"
 
 
-def check_adapters(artifact: "Artifact | None", model: str, modules: Mapping[str, str]) -> Iterator[str]:
+def check_adapters(
+    artifact: "Artifact | None", model: str, modules: Mapping[str, str], pinned: Iterable[str] = ()
+) -> Iterator[str]:
     """Yield a line for each adapter: its task and threshold, or that the policy does not know it.
 
     Raises:
@@ -80,7 +82,8 @@ def check_adapters(artifact: "Artifact | None", model: str, modules: Mapping[str
         return
     _check_base(artifact, model)
     for name, path in modules.items():
-        yield f"adapter {name}: {_what_the_policy_knows(artifact, Path(path).expanduser())}"
+        known = _what_the_policy_knows(artifact, Path(path).expanduser())
+        yield f"adapter {name}: {'pinned, never released' if name in pinned else known}"
 
 
 def _check_adapter_folder(name: str, path: str) -> None:

@@ -62,7 +62,7 @@ def _cpu_defaults(args: Namespace) -> Iterator[str]:
 
 
 def _available_memory() -> int:
-    import psutil
+    import psutil  # type: ignore[import-untyped]  # vLLM brings it, without types
 
     return int(psutil.virtual_memory().available)
 

@@ -12,7 +12,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
-from tests.runtime.tiny import Reference, Tiny, make_tiny  # noqa: E402
+from tests.runtime.tiny import Reference, Tiny, make_tiny
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,20 @@ from lorazor.features.errors import InputError
 from lorazor.policy.rule import in_release_fraction
 from lorazor.runtime.guard import GuardedScorer
 from tests.runtime.policies import make_policy, safe_from_step
-from tests.runtime.tiny import Ask, Reference, Tiny, counts, engine, lora, prompt, released_at, run, tokens, worker
+from tests.runtime.tiny import (
+    Ask,
+    Reference,
+    Tiny,
+    assert_text,
+    counts,
+    engine,
+    lora,
+    prompt,
+    released_at,
+    run,
+    tokens,
+    worker,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -44,8 +57,8 @@ def test_release_at_the_step_that_the_policy_chose(llm: Any, tiny: Tiny, referen
     for ask, output in zip(asks[:4], outputs, strict=False):
         assert released_at(output) == 10
         assert output.kv_transfer_params["lorazor"]["arm"] == "policy"
-        assert tokens(output) == reference.text(ask.prompt, ask.adapter, 10, 24)
-    assert tokens(outputs[4]) == reference.text(asks[4].prompt, None, None, 24)
+        assert_text(tokens(output), reference, Ask(ask.prompt, ask.adapter, 10))
+    assert_text(tokens(outputs[4]), reference, asks[4])
     assert outputs[4].kv_transfer_params is None
 
 
@@ -73,14 +86,14 @@ def test_a_request_chooses(
         [{"prompt_token_ids": list(ask.prompt)}], params, lora_request=lora(tiny, "a"), use_tqdm=False
     )
     assert output.kv_transfer_params["lorazor"] == {"release_step": release, "arm": arm}
-    assert tokens(output) == reference.text(ask.prompt, "a", release, 24)
+    assert_text(tokens(output), reference, Ask(ask.prompt, "a", release))
 
 
 def test_an_unknown_adapter_is_never_released(llm: Any, tiny: Tiny, reference: Reference) -> None:
     """The policy does not know c's weights: it stays, and is counted."""
     (output,) = run(llm, tiny, [Ask(prompt(2, 9), "c")])
     assert output.kv_transfer_params["lorazor"] == {"release_step": None, "arm": "unknown_adapter"}
-    assert tokens(output) == reference.text(prompt(2, 9), "c", None, 24)
+    assert_text(tokens(output), reference, Ask(prompt(2, 9), "c"))
     assert counts(llm, "lorazor_unknown_total")["adapter"] >= 1
 
 
@@ -116,7 +129,7 @@ def test_a_failing_policy_changes_no_request(llm: Any, core: Any, tiny: Tiny, re
     ask = Ask(prompt(4, 12), "a")
     (output,) = run(llm, tiny, [ask])
     assert released_at(output) is None
-    assert tokens(output) == reference.text(ask.prompt, "a", None, 24)
+    assert_text(tokens(output), reference, ask)
     assert counts(llm, FAILURES)[kind] > before
 
 
@@ -136,7 +149,7 @@ def test_a_failing_probe_changes_no_request(
     finally:
         runner._probes_work = True
     assert released_at(output) is None
-    assert tokens(output) == reference.text(ask.prompt, "b", None, 24)
+    assert_text(tokens(output), reference, ask)
     assert counts(llm, FAILURES)["probe"] == 1
     assert counts(llm, FAILURES)["missing_probe"] >= 1
 

@@ -10,7 +10,7 @@ import torch
 
 from lorazor.features.grid import is_decision_step
 from lorazor.features.signals import probe_signals
-from tests.runtime.tiny import Ask, Reference, Tiny, engine, prompt, run, tokens
+from tests.runtime.tiny import Ask, Reference, Tiny, assert_text, engine, prompt, run, tokens
 
 pytestmark = pytest.mark.vllm
 
@@ -42,10 +42,10 @@ def test_probes_are_the_bases_logits_over_the_adapters_cache(recorder: Any, tiny
 
 
 def test_probing_changes_no_token(recorder: Any, tiny: Tiny, reference: Reference) -> None:
-    """A probed request has the text of the reference loop: the adapter's pass overwrites the probe's keys and values."""
+    """A probed request has the reference's text: the adapter's pass overwrites the probe's keys and values."""
     ask = Ask(prompt(20, 21), "b", "never", tokens=40)
     (output,) = run(recorder, tiny, [ask])
-    assert tokens(output) == reference.text(ask.prompt, "b", None, 40)
+    assert_text(tokens(output), reference, ask)
 
 
 def test_traces_are_forgotten_once_taken(recorder: Any, tiny: Tiny) -> None:

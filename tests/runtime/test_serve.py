@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -23,6 +23,7 @@ from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.serving import add_tokenizer, write_adapter_folder
 from tests.runtime.tiny import Tiny, make_tiny
 
+PROGRAM = Path(sys.executable).with_name("lorazor")
 LEARNED_STEP = 16
 """The policy of these tests says "safe" from this decode step on, a multiple of its probe interval."""
 
@@ -90,6 +91,21 @@ def test_parse_vllm_reads_what_vllm_serve_reads(tmp_path: Path) -> None:
     assert args.additional_config == {"other": {"deep": 3}}
     assert (args.max_loras, args.max_lora_rank) == (None, None)
     assert parse_vllm(["m", "--max-loras", "1"]).max_loras == 1
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--port", "8000"], "no model"),
+        (["m", "--config", "/none/c.yaml"], "c.yaml"),
+        (["m", "--enable-auto-tool-choice"], "--tool-call-parser"),
+    ],
+)
+def test_parse_vllm_refuses(argv: list[str], words: str) -> None:
+    """A missing model is not replaced by one of vLLM's choice, and vLLM's own refusals become sentences."""
+    with pytest.raises(InputError, match=words):
+        parse_vllm(argv)
 
 
 @pytest.mark.vllm
@@ -187,8 +203,7 @@ def test_prepare_looks_at_the_artifact_before_it_imports_vllm(tmp_path: Path) ->
 
 def lorazor(*argv: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """The installed program, as a user runs it."""
-    program = Path(sys.executable).with_name("lorazor")
-    return subprocess.run([program, *argv], capture_output=True, text=True, timeout=timeout, env=environment())
+    return subprocess.run([PROGRAM, *argv], capture_output=True, text=True, timeout=timeout, env=environment())
 
 
 def test_bad_artifact_stops_the_start(tmp_path: Path) -> None:
@@ -240,25 +255,58 @@ def test_refusal_of_the_engine_is_a_sentence(model: Tiny) -> None:
 def served(model: Tiny, policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for all tests below; it must also stop cleanly on Ctrl-C."""
     port, log = free_port(), tmp_path_factory.mktemp("log") / "server.log"
-    command = [str(Path(sys.executable).with_name("lorazor")), "serve", model.base, "--policy", str(policy)]
+    command = [str(PROGRAM), "serve", model.base, "--policy", str(policy)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--pin", "pinned", "--served-model-name", "base"]
     command += ["--max-model-len", "256", "--max-num-seqs", "16", "--enforce-eager"]
     modules = {**model.adapters, "pinned": model.adapters["a"]}
     command += ["--lora-modules", *(f"{name}={path}" for name, path in modules.items())]
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment())
+        process = start(command, out)
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
         yield Served(f"http://127.0.0.1:{port}", model, policy, log)
     finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            code = process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
+        code = interrupt(process)
     assert code in (0, 130), log.read_text()[-3000:]
-    assert "Traceback" not in log.read_text()
+
+
+def start(command: list[str], log: IO[str]) -> subprocess.Popen[bytes]:
+    """A program in a process group of its own, as a terminal starts it."""
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment(), start_new_session=True)
+
+
+def interrupt(process: subprocess.Popen[bytes], seconds: float = 60) -> int:
+    """Press Ctrl-C, which reaches every process of the group; the exit code, once nothing of the group is left."""
+    deadline = time.monotonic() + seconds
+    try:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        code = process.wait(seconds)
+        while True:
+            os.killpg(process.pid, 0)
+            assert time.monotonic() < deadline, "a child of the server is still there"
+            time.sleep(0.2)
+    except ProcessLookupError:
+        return code
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_ctrl_c_while_the_engine_starts(model: Tiny, policy: Path, tmp_path: Path) -> None:
+    """Ctrl-C before the server listens ends it soon, with the code of an interrupt and no process left behind."""
+    log = tmp_path / "log"
+    argv = ["serve", model.base, "--policy", str(policy), "--port", str(free_port()), "--lora-modules"]
+    with log.open("w") as out:
+        process = start([str(PROGRAM), *argv, f"a={model.adapters['a']}"], out)
+    deadline = time.monotonic() + 120
+    while "Initializing a V1 LLM engine" not in log.read_text():
+        assert process.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert interrupt(process, 30) == 130, log.read_text()[-3000:]
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 300) -> None:

@@ -80,9 +80,10 @@ def artifact(tmp_path: Path, tiny: Tiny) -> Artifact:
 
 def test_lines_about_adapters(artifact: Artifact, tiny: Tiny) -> None:
     """Each adapter's line says its task and threshold, found by weights and not by name."""
-    modules = {"renamed": tiny.adapters["a"], "c": tiny.adapters["c"]}
-    assert list(check_adapters(artifact, tiny.base, modules)) == [
+    modules = {"renamed": tiny.adapters["a"], "safety": tiny.adapters["b"], "c": tiny.adapters["c"]}
+    assert list(check_adapters(artifact, tiny.base, modules, pinned=["safety"])) == [
         "adapter renamed: task open, threshold 0.25",
+        "adapter safety: pinned, never released",
         "adapter c: not known to the policy, never released",
     ]
     assert "no policy" in next(iter(check_adapters(None, tiny.base, modules)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.tiny import Ask, Reference, Tiny, engine, lora, prompt, run, scheduler, tokens
+from tests.runtime.tiny import Ask, Reference, Tiny, assert_text, engine, lora, prompt, run, scheduler, tokens
 
 pytestmark = pytest.mark.vllm
 
@@ -40,7 +40,8 @@ def test_a_slot_is_free_once_its_last_active_row_is_released(llm: Any, tiny: Tin
     asks = [Ask(prompt(1, 10), "a", 3, tokens=40), Ask(prompt(2, 10), "b", tokens=10)]
     started, final = first_tokens(llm, tiny, asks)
     assert started == {"0": 0, "1": 3}
-    assert final == {str(k): reference.text(a.prompt, a.adapter, a.release, a.tokens) for k, a in enumerate(asks)}  # type: ignore[arg-type]
+    for k, ask in enumerate(asks):
+        assert_text(final[str(k)], reference, ask)
 
 
 def test_an_unreleased_request_keeps_its_slot(llm: Any, tiny: Tiny, reference: Reference) -> None:
@@ -48,7 +49,7 @@ def test_an_unreleased_request_keeps_its_slot(llm: Any, tiny: Tiny, reference: R
     asks = [Ask(prompt(1, 10), "a", "never", tokens=40), Ask(prompt(2, 10), "b", tokens=10)]
     started, final = first_tokens(llm, tiny, asks)
     assert started["1"] >= 40
-    assert final["1"] == reference.text(asks[1].prompt, "b", None, 10)
+    assert_text(final["1"], reference, asks[1])
 
 
 def test_preempted_requests_resume_by_the_boundary_rule(llm: Any, tiny: Tiny, reference: Reference) -> None:
@@ -69,8 +70,7 @@ def test_preempted_requests_resume_by_the_boundary_rule(llm: Any, tiny: Tiny, re
     assert len(preempted) >= 3
     assert any(b is not None and computed >= b for _, computed, b in preempted)
     for ask, output in zip(asks, outputs, strict=True):
-        release = ask.release if isinstance(ask.release, int) else None
-        assert tokens(output) == reference.text(ask.prompt, "a", release, 60)
+        assert_text(tokens(output), reference, ask)
 
 
 def steps_until_served(llm: Any, tiny: Tiny, limit: int) -> int | None:

@@ -61,7 +61,7 @@ def client() -> TestClient:
     async def echo(request: Request) -> dict[str, str]:
         return {"body": (await request.body()).decode(errors="replace")}
 
-    app.add_middleware(ExtraArgsMiddleware)  # type: ignore[arg-type]
+    app.add_middleware(ExtraArgsMiddleware)
     return TestClient(app)
 
 
