@@ -1,4 +1,4 @@
-"""Calls the policy so that nothing it does reaches a request: an exception, a hang or a NaN means "keep the adapter"."""
+"""Calls the policy so that nothing it does reaches a request: exception, hang and NaN all mean "keep the adapter"."""
 
 from __future__ import annotations
 
