@@ -71,9 +71,13 @@ def _checking(original: Callable[..., None]) -> Callable[..., None]:
 
         config = runtime_config(vllm_config.additional_config)
         if config is not None:
+            from vllm.v1.engine.input_processor import InputProcessor
+
             from lorazor.runtime.setup import prepare
+            from lorazor.runtime.validate import install
 
             prepare(vllm_config)
+            install(InputProcessor)
         original(cls, vllm_config)
 
     check_and_update_config.lorazor_original = original  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ import torch
 from vllm.platforms import current_platform
 
 from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS, adapter_signals, probe_signals
-from lorazor.runtime.core import ReleaseCore, Sampled
+from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
 from lorazor.runtime.probe import base_logits
 from lorazor.runtime.punica import use_active_rows
 
@@ -72,8 +72,8 @@ class LoRazorRunner(StockRunner):
         self._set_active_loras(*self._mapping, **kwargs)
         self._plan_probes(input_batch.req_ids[:n], start, counts)
         held = int(((adapters > 0) & (active > 0)).sum())
-        self.core.count("lorazor_active_rows", held)
-        self.core.count("lorazor_rows", int((adapters > 0).sum()))
+        self.core.counters.add("lorazor_active_rows", held)
+        self.core.counters.add("lorazor_rows", int((adapters > 0).sum()))
 
     def _admit(self, input_batch: Any) -> None:
         for request_id in input_batch.req_ids[: input_batch.num_reqs]:
@@ -81,12 +81,14 @@ class LoRazorRunner(StockRunner):
             if state.lora_request is not None and not self.core.follows(request_id):
                 params = state.sampling_params
                 self.core.admit(
-                    request_id,
-                    adapter=state.lora_request.lora_name,
-                    adapter_fingerprint=self.fingerprints(state.lora_request.lora_path),
-                    prompt_tokens=state.num_prompt_tokens,
-                    max_tokens=params.max_tokens,
-                    extra_args=params.extra_args,
+                    Admitted(
+                        request_id,
+                        adapter=state.lora_request.lora_name,
+                        fingerprint=self.fingerprints(state.lora_request.lora_path),
+                        prompt_tokens=state.num_prompt_tokens,
+                        max_tokens=params.max_tokens,
+                        extra_args=params.extra_args,
+                    )
                 )
 
     def _plan_probes(self, ids: list[str], start: Any, counts: Any) -> None:
@@ -117,12 +119,12 @@ class LoRazorRunner(StockRunner):
             self._probed = rows, base_logits(self, rows, tokens, input_ids, positions)
         except Exception:
             self._probes_work = False
-            self.core.count("lorazor_policy_failures_total", len(rows), reason="probe")
+            self.core.counters.add(FAILURES, len(rows), reason="probe")
             logger.exception("LoRazor: probing failed and is switched off; requests keep their adapters")
         finally:
             self._set_active_loras(*self._mapping)
-        self.core.count("lorazor_probes_total", len(rows))
-        self.core.count("lorazor_probe_microseconds_total", int(1e6 * (time.perf_counter() - began)))
+        self.core.counters.add("lorazor_probes_total", len(rows))
+        self.core.counters.add("lorazor_probe_microseconds_total", int(1e6 * (time.perf_counter() - began)))
 
     # ------------------------------------------------------------------ after it
     def sample_tokens(self, grammar_output: Any) -> Any:

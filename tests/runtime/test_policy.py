@@ -12,6 +12,7 @@ import pytest
 
 from lorazor.features.errors import InputError
 from lorazor.policy.rule import in_release_fraction
+from lorazor.runtime.core import FAILURES
 from lorazor.runtime.guard import GuardedScorer
 from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.tiny import (
@@ -31,8 +32,6 @@ from tests.runtime.tiny import (
 
 pytestmark = pytest.mark.vllm
 
-FAILURES = "lorazor_policy_failures_total"
-
 
 @pytest.fixture(scope="module")
 def llm(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -45,9 +44,9 @@ def llm(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def core(llm: Any) -> Iterator[Any]:
     """The worker's core; its guarded scorer is put back afterwards."""
     core = worker(llm).core
-    scorer = core._score
+    score = core.followed.score
     yield core
-    core._score = scorer
+    core.followed.score = score
 
 
 def test_release_at_the_step_that_the_policy_chose(llm: Any, tiny: Tiny, reference: Reference) -> None:
@@ -124,7 +123,7 @@ def broken(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["exception", "nan", "timeout", "shape"])
 def test_a_failing_policy_changes_no_request(llm: Any, core: Any, tiny: Tiny, reference: Reference, kind: str) -> None:
     """Whatever the policy does, the request runs on with its adapter, and the failure is counted."""
-    core._score = GuardedScorer(broken(kind), 0.3, lambda why: core.count(FAILURES, reason=why))
+    core.followed.score = GuardedScorer(broken(kind), 0.3, lambda why: core.counters.add(FAILURES, reason=why))
     before = counts(llm, FAILURES).get(kind, 0)
     ask = Ask(prompt(4, 12), "a")
     (output,) = run(llm, tiny, [ask])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lorazor.runtime.core import FAILURES
 from tests.runtime.tiny import (
     Ask,
     Reference,
@@ -113,12 +114,23 @@ def test_pinned_adapter_is_never_released(llm: Any, tiny: Tiny, reference: Refer
     assert output.kv_transfer_params["lorazor"] == {"release_step": None, "arm": "pinned"}
 
 
-def test_unreadable_options_keep_the_adapter(llm: Any, tiny: Tiny, reference: Reference) -> None:
-    """A request whose option gets past the API's check runs un-released and is counted."""
-    before = counts(llm, "lorazor_policy_failures_total").get("options", 0)
+def test_unreadable_options_are_refused(llm: Any, tiny: Tiny) -> None:
+    """`vllm.LLM` raises a sentence that names the option and the value."""
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match=r"lorazor_release must be .never. or a release step.*'sometimes'"):
+        run(llm, tiny, [Ask(prompt(3, 12), "a", "sometimes")])
+
+
+def test_unreadable_options_that_get_through_keep_the_adapter(
+    llm: Any, tiny: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the API's check, such a request runs un-released and is counted."""
+    monkeypatch.setattr("lorazor.runtime.validate.check_extra_args", lambda extra_args: None)
+    before = counts(llm, FAILURES).get("options", 0)
     (output,) = run(llm, tiny, [Ask(prompt(3, 12), "a", "sometimes")])
     assert_text(tokens(output), reference, Ask(prompt(3, 12), "a"))
-    assert counts(llm, "lorazor_policy_failures_total")["options"] == before + 1
+    assert counts(llm, FAILURES)["options"] == before + 1
 
 
 def test_logprobs_stop_tokens_and_prompt_logprobs(llm: Any, tiny: Tiny, reference: Reference) -> None:
