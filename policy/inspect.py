@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pydantic import JsonValue
+
 from lorazor.features.grid import release_step
 from lorazor.policy.artifact import Artifact
 from lorazor.policy.manifest import Guarantee, TaskPolicy
@@ -22,7 +24,7 @@ def describe(artifact: Artifact, top: int = 10) -> str:
         f"  probe interval {manifest.probe_interval} tokens",
         f"  features       {len(manifest.features)} (schema {manifest.schema_hash[:16]}…)",
         f"  model          {artifact.scorer.trees} trees, trained on {len(manifest.trained_on):,} requests",
-        *(f"  {name:<14} {value}" for name, value in sorted(manifest.made.items())),
+        *(f"  {name:<14} {_short(value)}" for name, value in sorted(manifest.made.items())),
         "",
         "Adapters",
         *(f"  {a.name}  ({a.fingerprint[:16]}…)  task {a.task or 'none'}" for a in manifest.adapters),
@@ -80,6 +82,15 @@ def _verdict(steps: Sequence[int] | npt.NDArray[np.int64], scores: npt.NDArray[n
     c = int(steps[reached[0]])
     where = "admission" if c == 0 else f"step {c}"
     return f"released at {where} (score {scores[reached[0]]:.3f} >= {t:.3f}): release step {release_step(c)}"
+
+
+def _short(value: JsonValue) -> str:
+    """How it was made, on one line each: a long list only by its length."""
+    if isinstance(value, list):
+        return f"{len(value):,} entries"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {entry}" for key, entry in value.items())
+    return str(value)
 
 
 def _operating_point(task: TaskPolicy) -> str:
