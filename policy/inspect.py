@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-
 from pydantic import JsonValue
 
 from lorazor.features.grid import release_step
