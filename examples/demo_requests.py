@@ -14,6 +14,7 @@ import httpx
 from openai import AsyncOpenAI
 
 MAX_TOKENS = 64
+CLIENT_SECONDS = 240
 
 
 @dataclass(frozen=True)
@@ -28,32 +29,41 @@ class Answer:
     def tokens(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def adapter_tokens(self) -> int:
-        """Output tokens made with the adapter: the release step, or all."""
-        return self.tokens if self.release_step is None else min(self.release_step, self.tokens)
-
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request, answered under the policy and again with its adapter kept."""
+    """One request, answered under the policy and once more with its adapter kept.
+
+    `before` and `after` are the policy's text on either side of the release step; the scores are those of the two texts.
+    """
 
     task: str
     prompt: str
-    reference: str
     policy: Answer
     never: Answer
+    before: str
+    after: str
+    policy_score: float
+    never_score: float
 
     @property
     def same_text(self) -> bool:
         return self.policy.text == self.never.text
 
+    @property
+    def released(self) -> bool:
+        return self.policy.release_step is not None
+
+    @property
+    def adapter_tokens(self) -> int:
+        """r of the design: the release step, or the never-released length where there is none."""
+        return self.never.tokens if self.policy.release_step is None else self.policy.release_step
+
 
 def active_row_share(exchanges: Sequence[Exchange]) -> float:
-    """Sum of (r - 1) over sum of (L - 1), with L of the never-released answer; 1 when there is nothing to save."""
+    """Sum of (r - 1) over sum of (L - 1), with L of the never-released answers; 1 when there is nothing to save."""
     steps = sum(e.never.tokens - 1 for e in exchanges)
-    held = sum((e.never.tokens if e.policy.release_step is None else e.policy.release_step) - 1 for e in exchanges)
-    return held / steps if steps else 1.0
+    return sum(e.adapter_tokens - 1 for e in exchanges) / steps if steps else 1.0
 
 
 def split_at_release(answer: Answer, decode: Callable[[Sequence[int]], str]) -> tuple[str, str]:
@@ -65,29 +75,37 @@ def split_at_release(answer: Answer, decode: Callable[[Sequence[int]], str]) -> 
     """
     if answer.release_step is None:
         return answer.text, ""
-    # A character whose bytes lie on both sides decodes to U+FFFD before the release: it belongs to the token that ends it.
-    head = decode(answer.token_ids[: answer.release_step]).rstrip("\ufffd")
+    head = decode(answer.token_ids[: answer.release_step])
+    # A character that the release cuts in two decodes to U+FFFD there; the base made its last byte, so it is the base's.
+    head = head if answer.text.startswith(head) else head.rstrip("\ufffd")
     cut = len(head) if answer.text.startswith(head) else 0
     return answer.text[:cut], answer.text[cut:]
 
 
 async def ask(
-    url: str, items: Sequence[tuple[str, list[Any]]], xargs: dict[str, Any], progress: Callable[[], None]
+    url: str,
+    requests: Sequence[tuple[str, list[Any]]],
+    xargs: dict[str, Any],
+    progress: Callable[[], None] = lambda: None,
 ) -> tuple[list[Answer], float]:
-    """All requests at once; their answers in order, and the seconds until the last one was there.
+    """Send all requests at once; their answers in order, and the seconds until the last one was there.
 
     Args:
         url: of the server.
-        items: (adapter, chat messages) of each request.
+        requests: adapter and chat messages of each.
         xargs: `vllm_xargs` of every request.
         progress: called for every piece of text that arrives.
+
+    Raises:
+        openai.OpenAIError: a request failed.
+        httpx.HTTPError: the server does not tell a release step.
     """
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240) as client:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=CLIENT_SECONDS) as client:
         begin = time.perf_counter()
-        streams = [_stream(client, adapter, messages, xargs, progress) for adapter, messages in items]
+        streams = [_stream(client, adapter, messages, xargs, progress) for adapter, messages in requests]
         streamed = await asyncio.gather(*streams)
         seconds = time.perf_counter() - begin
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=CLIENT_SECONDS) as http:
         answers = [Answer(text, ids, await _release_step(http, name)) for name, text, ids in streamed]
     return answers, seconds
 
@@ -104,7 +122,8 @@ async def _stream(
         stream=True,
         extra_body={"vllm_xargs": xargs, "return_token_ids": True},
     )
-    name, text, ids = "", "", []
+    name, text = "", ""
+    ids: list[int] = []
     async for chunk in stream:
         name = chunk.id
         for choice in chunk.choices:

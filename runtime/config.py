@@ -22,7 +22,7 @@ class RuntimeConfig(BaseModel):
     pinned: tuple[str, ...] = Field((), description="adapters, by served name, that are never released")
     record: bool = Field(False, description="keep the signals of never-released requests for `lorazor collect`")
     probe_interval: int | None = Field(None, ge=1, description="g while recording; a policy brings its own")
-    policy_timeout: float = Field(0.25, gt=0, description="seconds that one call of the policy may take")
+    policy_timeout: float = Field(1.0, gt=0, description="seconds that one call of the policy may take")
 
     @model_validator(mode="after")
     def _recording_needs_an_interval(self) -> RuntimeConfig:

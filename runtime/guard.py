@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 
 import numpy as np
@@ -16,7 +16,7 @@ Score = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 
 
 class GuardedScorer:
-    """A scorer with a time limit that answers NaN instead of failing; after a time-out it is not asked again.
+    """A scorer with a time limit that answers NaN instead of failing; it is not asked again while a call still hangs.
 
     Args:
         score: features float32[n, F] -> scores float64[n].
@@ -27,19 +27,19 @@ class GuardedScorer:
     def __init__(self, score: Score, timeout: float, on_failure: Callable[[str], None]) -> None:
         self._score, self._timeout, self._on_failure = score, timeout, on_failure
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lorazor-policy")
-        self._hung = False
+        self._late: Future[NDArray[np.float64]] | None = None
         self._logged: set[str] = set()
 
     def __call__(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Scores float64[n]; NaN where there is none."""
         nothing = np.full(len(features), np.nan)
-        if self._hung:
-            return nothing
+        if self._late is not None and not self._late.done():
+            return self._failed("timeout", "still hangs", nothing)
+        call = self._late = self._thread.submit(self._score, features)
         try:
-            scores = self._thread.submit(self._score, features).result(self._timeout)
+            scores = call.result(self._timeout)
         except FutureTimeout:
-            self._hung = True
-            return self._failed("timeout", f"took over {self._timeout} s and is switched off", nothing)
+            return self._failed("timeout", f"took over {self._timeout} s", nothing)
         except Exception as error:
             return self._failed("exception", f"raised {error!r}", nothing)
         if not isinstance(scores, np.ndarray) or scores.shape != nothing.shape:

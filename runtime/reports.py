@@ -21,7 +21,11 @@ class Report:
     release_step: int | None = None
     score: float | None = None
     output_tokens: int = 0
-    finished: bool = False
+
+    def shown(self) -> dict[str, Any]:
+        """As the client is told: a release counts once a token was made without the adapter."""
+        took_effect = self.release_step is not None and self.output_tokens > self.release_step
+        return {**asdict(self), "release_step": self.release_step if took_effect else None}
 
 
 class ReportBook:
@@ -33,9 +37,6 @@ class ReportBook:
 
     def keep(self, report: Report) -> None:
         """Take in a finished request."""
-        report.finished = True
-        if report.release_step is not None and report.release_step >= report.output_tokens:
-            report.release_step = None  # it ended before its boundary
         self._reports.setdefault(report.request_id, []).append(report)
         self._reports.move_to_end(report.request_id)
         while len(self._reports) > self._kept:
@@ -46,5 +47,5 @@ class ReportBook:
         reports = sorted([*self._reports.get(public, []), *live], key=lambda report: report.sibling or 0)
         if not reports:
             return None
-        first, *others = map(asdict, reports)
+        first, *others = (report.shown() for report in reports)
         return {**first, "siblings": others} if others else first

@@ -38,6 +38,7 @@ def _refuse(vllm_config: Any) -> None:
         "LoRA is off: add --enable-lora": vllm_config.lora_config is None,
         "speculative decoding is not supported: remove --speculative-config": vllm_config.speculative_config,
         "pipeline parallelism is not supported: set --pipeline-parallel-size 1": parallel.pipeline_parallel_size > 1,
+        "tensor parallelism is not supported yet: set --tensor-parallel-size 1": parallel.tensor_parallel_size > 1,
         "KV transfer is not supported: remove --kv-transfer-config": vllm_config.kv_transfer_config,
         "pooling models are not supported": vllm_config.model_config.runner_type == "pooling",
         "dual-batch overlap is not supported: remove --enable-dbo": parallel.enable_dbo,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,18 @@ else:
 FOLLOWED_PER_SEQUENCE = 4
 
 
-@lru_cache(maxsize=4096)
 def adapter_fingerprint(path: str) -> str | None:
-    """The adapter's fingerprint, read once per path; None where its files cannot be read."""
+    """The adapter's fingerprint, read again only when its files change; None where they cannot be read."""
     try:
-        return fingerprint(path)
+        files = sorted((f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in os.scandir(path))
+        return _fingerprint(path, tuple(files))
     except (InputError, OSError):
         return None
+
+
+@lru_cache(maxsize=4096)
+def _fingerprint(path: str, files: tuple[tuple[str, int, int], ...]) -> str:
+    return fingerprint(path)
 
 
 class LoRazorWorker(StockWorker):

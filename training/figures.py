@@ -53,9 +53,10 @@ def retention_over_share(comparisons: Mapping[str, Comparison]) -> Any:
             height: Floats = 1 - curve.drop if null else curve.retention
             axis.plot(curve.share, height, label=name, **STYLES.get(name, {"linewidth": 1}))
         axis.scatter([1], [1], color="grey", marker="s", label="never")
-        axis.set(title=task, xlabel="active-row share", ylabel="1 - drop" if null else "retention", xlim=(0, 1.02))
+        axis.set(title=task, xlabel="active-row share", ylabel="1 - drop" if null else "retention", xlim=(-0.02, 1.04))
+        axis.set_ylim(min(0.0, axis.get_ylim()[0]), max(1.05, axis.get_ylim()[1]))
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize="x-small")
+    axes[-1].legend(fontsize="x-small", loc="lower right")
     return figure
 
 

@@ -391,7 +391,7 @@ class TestServer:
         whole = client.chat.completions.create(**options)
         assert text == whole.choices[0].message.content
         report = request_report(served, chunks[0].id)
-        assert (report["release_step"], report["arm"], report["finished"]) == (5, "forced", True)
+        assert (report["release_step"], report["arm"], report["output_tokens"]) == (5, "forced", 20)
 
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize("path", ["completions", "chat/completions"])
