@@ -31,11 +31,12 @@ def test_a_late_policy_is_asked_again_once_it_has_answered() -> None:
     assert guarded(features).tolist() == [1.0, 1.0]
 
 
-def test_one_bad_row_costs_only_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_bad_row_costs_only_itself(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NaN among the scores is no score for its row alone; each reason is logged once."""
     failures: list[str] = []
     guarded = GuardedScorer(lambda x: np.array([0.5, np.nan]), 1.0, failures.append)
-    logger = logging.getLogger("vllm.lorazor")  # vLLM keeps its loggers from the root's handlers
+    logger = logging.getLogger("vllm.lorazor")
+    monkeypatch.setattr(logger, "propagate", False)  # as vLLM sets its loggers up, wherever this test runs
     logger.addHandler(caplog.handler)
     for _ in range(3):
         assert np.isnan(guarded(np.zeros((2, 3), np.float32))).tolist() == [False, True]
