@@ -96,17 +96,17 @@ def choose(
         adapter_task: the task that policy.json gives the adapter; None where the policy does not know the adapter.
         thresholds: the policy's threshold per task; None = never.
     """
-    if pinned:
-        return Choice("pinned", options.task)
-    if options.release == "never":
-        return Choice("never", options.task)
-    if options.release is not None:
-        return Choice("forced", options.task, forced=options.release)
-    if not has_policy:
-        return Choice("no_policy", options.task)
-    if adapter_task is None:
-        return Choice("unknown_adapter", options.task)
     task = options.task or adapter_task
+    if pinned:
+        return Choice("pinned", task)
+    if options.release == "never":
+        return Choice("never", task)
+    if options.release is not None:
+        return Choice("forced", task, forced=options.release)
+    if not has_policy:
+        return Choice("no_policy", task)
+    if adapter_task is None:
+        return Choice("unknown_adapter", task)
     if task not in thresholds:
         return Choice("unknown_task", task)
     if not in_release_fraction(request_id, release_fraction):

@@ -65,13 +65,13 @@ def test_bad_options_are_told(given: dict[str, Any], sentence: str) -> None:
         (Options(threshold=0.5), {}, Choice("policy", "sql", threshold=0.5)),
         (Options(task="poetry"), {}, Choice("unknown_task", "poetry")),
         (Options(), {"adapter_task": None}, Choice("unknown_adapter")),
-        (Options(), {"has_policy": False}, Choice("no_policy")),
+        (Options(), {"has_policy": False}, Choice("no_policy", "sql")),
         (Options(), {"release_fraction": 0.0}, Choice("control", "sql")),
         (Options(threshold=0.5), {"release_fraction": 0.0}, Choice("control", "sql")),
-        (Options(release=4), {"release_fraction": 0.0}, Choice("forced", forced=4)),
-        (Options(release="never"), {}, Choice("never")),
-        (Options(release=4), {"pinned": True}, Choice("pinned")),
-        (Options(threshold=0.0), {"pinned": True}, Choice("pinned")),
+        (Options(release=4), {"release_fraction": 0.0}, Choice("forced", "sql", forced=4)),
+        (Options(release="never"), {}, Choice("never", "sql")),
+        (Options(release=4), {"pinned": True}, Choice("pinned", "sql")),
+        (Options(threshold=0.0), {"pinned": True}, Choice("pinned", "sql")),
     ],
 )
 def test_admission_settles_what_may_happen(options: Options, settings: dict[str, Any], choice: Choice) -> None:
