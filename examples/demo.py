@@ -1,7 +1,7 @@
 """`make demo`: the whole loop on a real model and two cores, in a few minutes, without a GPU.
 
-Traces of two adapters become a policy (`lorazor train`), the policy gets thresholds with a guarantee (`lorazor tune`), a
-vLLM server runs it (`lorazor serve`), and a dozen requests drop their adapters at the steps that it chose. All output
+Traces of two adapters become a policy (`lorazor train`), the policy gets thresholds with a guarantee (`lorazor tune`),
+a vLLM server runs it (`lorazor serve`), and a dozen requests drop their adapters at the steps that it chose. All output
 goes to demo/; open demo/report.html.
 """
 
@@ -85,7 +85,7 @@ class Demo:
         options = ["--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
         # With it, the second round would find its prompts in the cache and look faster than it is.
         options += ["--no-enable-prefix-caching", "--lora-modules", *modules]
-        command = ["lorazor", "serve", MODEL, "--policy", POLICY, *options]
+        command: list[str | Path] = ["lorazor", "serve", MODEL, "--policy", POLICY, *options]
         self.show(command)
         argv = [program("lorazor"), *map(str, command[1:])]
         return demo_live.run(argv, MODEL, list(ADAPTERS), OUT / "server.log", self.console)
@@ -155,7 +155,7 @@ def main() -> int:
     try:
         demo(console)
     except ServerError as error:
-        console.print(f"{error.tail}\n", markup=False)
+        console.print(f"{error.tail}\n", markup=False, soft_wrap=True)
         console.print(f"[bold red]{error}; the end of its log, {OUT}/server.log, stands above.")
         return 1
     except DemoError as error:

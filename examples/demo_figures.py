@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from lorazor.policy.artifact import load_artifact
 from lorazor.training.baselines import ORACLE, simple_policies
@@ -19,7 +20,7 @@ from lorazor.training.calibration import Scored, calibration
 from lorazor.training.compare import candidates
 from lorazor.training.labels import safe
 from lorazor.training.reliability import reliability
-from lorazor.training.replay import sweep, summarize
+from lorazor.training.replay import summarize, sweep
 
 ADAPTER, BASE, INK, GRID = "#c2560c", "#0e7490", "#334155", "#e2e8f0"
 BASELINES = {"fixed step": "#7c3aed", "entropy": "#64748b", "KL": "#0891b2", "random": "#cbd5e1"}
@@ -51,7 +52,7 @@ def draw(policy: Path, traces: Path) -> dict[str, str]:
 
 def _svg(panel: Panel, tasks: Mapping[str, Scored], thresholds: Mapping[str, float | None]) -> str:
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.4, 3.7), layout="constrained")
+        figure = Figure(figsize=(10.4, 3.7), layout=ConstrainedLayoutEngine(wspace=0.08))
         axes = figure.subplots(1, len(tasks), squeeze=False)[0]
         for axis, (task, scored) in zip(axes, tasks.items(), strict=True):
             axis.set_title(task, loc="left", fontweight="bold")
@@ -67,13 +68,13 @@ def _svg(panel: Panel, tasks: Mapping[str, Scored], thresholds: Mapping[str, flo
 def _retention(axis: Axes, scored: Scored, threshold: float | None) -> None:
     table = scored.table
     scores = {p.name: p.score(table) for p in simple_policies(0, {table.task: float(table.length.mean())})}
-    curves = [(name, scores[name], {"color": colour, "linewidth": 1.6}) for name, colour in BASELINES.items()]
-    curves.append(("learned policy", scored.scores, {"color": ADAPTER, "linewidth": 2.8}))
-    for name, score, style in curves:
+    curves = [(name, scores[name], colour, 1.6) for name, colour in BASELINES.items()]
+    curves.append(("learned policy", scored.scores, ADAPTER, 2.8))
+    for name, score, colour, width in curves:
         curve = sweep(table, score, candidates({table.task: table}, {table.task: score}), solved_only=True)
         # Every policy may also never release.
         share, kept = np.append(curve.share, 1.0), np.append(1 - curve.drop, 1.0)
-        axis.plot(100 * share, 100 * kept, label=name, **style)
+        axis.plot(100 * share, 100 * kept, label=name, color=colour, linewidth=width)
     _point(axis, scored, ORACLE.score(table), 1.0, label="oracle", marker="*", s=130, color="#ca8a04")
     if threshold is not None:
         _point(axis, scored, scored.scores, threshold, label="as tuned", s=75, color="white", edgecolor=ADAPTER)
@@ -110,4 +111,4 @@ def _reliability(axis: Axes, scored: Scored, threshold: float | None) -> None:
     if threshold is not None:
         axis.axvline(threshold, color=BASE, linewidth=1.4, label="threshold")
     axis.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.05), xlabel="score", ylabel="share of releases that were safe")
-    axis.legend(fontsize=9, frameon=False, loc="lower right", title=f"Brier score {measured.brier:.3f}")
+    axis.legend(fontsize=9, frameon=False, loc="upper left", title=f"Brier score {measured.brier:.3f}")

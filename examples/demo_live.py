@@ -1,4 +1,4 @@
-"""The live part of the demo: a server with the policy, a dozen fresh requests of both adapters, and what became of them."""
+"""The live part of the demo: a server with the policy, a dozen fresh requests of both adapters, what became of them."""
 
 import asyncio
 import os
@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 SEED = 2026  # the traces are of seeds 1 and 2
 REQUESTS = 6  # of each adapter
+CUT = "▸"
 NEVER = {"lorazor_release": "never"}
 SHOWN = ("releases_total", "release_step_sum", "rows_total", "probe_seconds_total", "policy_failures_total")
 SPEED_NOTE = (
@@ -92,20 +93,15 @@ def _talk(url: str, model: Path, items: list[tuple[str, Item]], console: Console
 
         return asyncio.run(ask(url, requests, xargs, progress))
 
-    send("to warm up", NEVER)
+    send("to warm up", {})
     released, policy_seconds = send("under the policy", {})
     kept, never_seconds = send("never released", NEVER)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    exchanges = [
-        Exchange(
-            task,
-            item["messages"][0]["content"],
-            *answers,
-            *split_at_release(answers[0], tokenizer.decode),
-            *(score(answer.text, item["reference"]) for answer in answers),
-        )
-        for (task, item), *answers in zip(items, released, kept, strict=True)
-    ]
+    exchanges = []
+    for (task, item), policy, never in zip(items, released, kept, strict=True):
+        before, after = split_at_release(policy, tokenizer.decode)
+        scores = [score(answer.text, item["reference"]) for answer in (policy, never)]
+        exchanges.append(Exchange(task, item["messages"][0]["content"], policy, never, before, after, *scores))
     tasks = dict.fromkeys(task for task, _ in items)
     compared = [_compare(task, [e for e in exchanges if e.task == task]) for task in tasks]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -141,12 +137,14 @@ def _metrics(url: str) -> list[str]:
 
 
 def _print(live: Live, console: Console) -> None:
-    console.print("Made [dark_orange3 bold]with the adapter[/] | and [dark_cyan]by the base alone[/], as streamed:\n")
+    console.print(
+        f"Made [dark_orange3 bold]with the adapter[/] {CUT} and [dark_cyan]by the base alone[/], as streamed:\n"
+    )
     for e in live.exchanges:
         where = f"released after {e.policy.release_step} of" if e.released else "kept its adapter,"
         text = "same text as never released" if e.same_text else "another text than never released"
         console.print(f"[bold]{e.task}[/]: {where} {e.policy.tokens} tokens; {text}, score {e.policy_score:g}")
-        answer = Text.assemble("  ", (e.before, "bold dark_orange3"), "|" if e.released else "", (e.after, "dark_cyan"))
+        answer = Text.assemble("  ", (e.before, "bold dark_orange3"), CUT if e.released else "", (e.after, "dark_cyan"))
         console.print(answer)
     console.print(_table(live.compared))
     console.print(

@@ -34,7 +34,7 @@ class Answer:
 class Exchange:
     """One request, answered under the policy and once more with its adapter kept.
 
-    `before` and `after` are the policy's text on either side of the release step; the scores are those of the two texts.
+    `before` and `after` are the policy's text on either side of the release step.
     """
 
     task: str
@@ -76,7 +76,7 @@ def split_at_release(answer: Answer, decode: Callable[[Sequence[int]], str]) -> 
     if answer.release_step is None:
         return answer.text, ""
     head = decode(answer.token_ids[: answer.release_step])
-    # A character that the release cuts in two decodes to U+FFFD there; the base made its last byte, so it is the base's.
+    # A character that the release cuts in two decodes to U+FFFD; the base made its last byte, so it is the base's.
     head = head if answer.text.startswith(head) else head.rstrip("\ufffd")
     cut = len(head) if answer.text.startswith(head) else 0
     return answer.text[:cut], answer.text[cut:]

@@ -15,6 +15,7 @@ import httpx
 HOST = "127.0.0.1"
 START_SECONDS = 300
 STOP_SECONDS = 30
+KILL_SECONDS = 5
 
 
 class ServerError(Exception):
@@ -95,16 +96,22 @@ def tail(log: Path, lines: int = 25) -> str:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ctrl-C for the process group, and SIGKILL for what is left of it after STOP_SECONDS."""
-    deadline = time.monotonic() + STOP_SECONDS
+    """Ctrl-C for the process group, and SIGKILL for what is left of it after STOP_SECONDS or at a second Ctrl-C."""
     try:
-        os.killpg(process.pid, signal.SIGINT)
+        _signal(process, signal.SIGINT, STOP_SECONDS)
+    finally:
+        _signal(process, signal.SIGKILL, KILL_SECONDS)
+        process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int, seconds: float) -> None:
+    """Send a signal to the process group and wait until the group is empty, at most so many seconds."""
+    deadline = time.monotonic() + seconds
+    try:
+        os.killpg(process.pid, number)
         while time.monotonic() < deadline:
             process.poll()  # reaps it, so that the group can become empty
             os.killpg(process.pid, 0)
             time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # the group is empty: nothing is left
-    finally:
-        process.wait()
+        pass  # nothing is left

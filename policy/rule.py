@@ -105,7 +105,7 @@ def choose(
         return Choice("forced", task, forced=options.release)
     if not has_policy:
         return Choice("no_policy", task)
-    if adapter_task is None:
+    if adapter_task is None or task is None:
         return Choice("unknown_adapter", task)
     if task not in thresholds:
         return Choice("unknown_task", task)
