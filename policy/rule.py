@@ -83,6 +83,7 @@ def choose(
     *,
     pinned: bool,
     has_policy: bool,
+    knows_adapter: bool,
     adapter_task: str | None,
     thresholds: Mapping[str, float | None],
     release_fraction: float,
@@ -93,7 +94,8 @@ def choose(
     what the policy may do, so it holds for a request's own threshold too, but not for a forced step.
 
     Args:
-        adapter_task: the task that policy.json gives the adapter; None where the policy does not know the adapter.
+        knows_adapter: whether the adapter's weights are among those that the policy was trained on.
+        adapter_task: the task that policy.json gives the adapter, if any.
         thresholds: the policy's threshold per task; None = never.
     """
     task = options.task or adapter_task
@@ -105,9 +107,9 @@ def choose(
         return Choice("forced", task, forced=options.release)
     if not has_policy:
         return Choice("no_policy", task)
-    if adapter_task is None or task is None:
+    if not knows_adapter:
         return Choice("unknown_adapter", task)
-    if task not in thresholds:
+    if task is None or task not in thresholds:
         return Choice("unknown_task", task)
     if not in_release_fraction(request_id, release_fraction):
         return Choice("control", task)

@@ -118,6 +118,7 @@ class ReleaseCore:
             public_id(new.request_id),
             pinned=new.adapter in self.config.pinned,
             has_policy=self.artifact is not None,
+            knows_adapter=entry is not None,
             adapter_task=entry.task if entry else None,
             thresholds={name: task.threshold for name, task in self._tasks().items()},
             release_fraction=self.config.release_fraction,

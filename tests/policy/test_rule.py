@@ -15,6 +15,7 @@ from lorazor.policy.rule import Choice, Options, ReleaseRule, choose, parse_opti
 SETTINGS: dict[str, Any] = {
     "pinned": False,
     "has_policy": True,
+    "knows_adapter": True,
     "adapter_task": "sql",
     "thresholds": {"sql": 0.9, "chat": None},
     "release_fraction": 1.0,
@@ -64,7 +65,9 @@ def test_bad_options_are_told(given: dict[str, Any], sentence: str) -> None:
         (Options(task="chat"), {}, Choice("policy", "chat", threshold=None)),
         (Options(threshold=0.5), {}, Choice("policy", "sql", threshold=0.5)),
         (Options(task="poetry"), {}, Choice("unknown_task", "poetry")),
-        (Options(), {"adapter_task": None}, Choice("unknown_adapter")),
+        (Options(), {"knows_adapter": False, "adapter_task": None}, Choice("unknown_adapter")),
+        (Options(), {"adapter_task": None}, Choice("unknown_task")),
+        (Options(task="sql"), {"adapter_task": None}, Choice("policy", "sql", threshold=0.9)),
         (Options(), {"has_policy": False}, Choice("no_policy", "sql")),
         (Options(), {"release_fraction": 0.0}, Choice("control", "sql")),
         (Options(threshold=0.5), {"release_fraction": 0.0}, Choice("control", "sql")),
