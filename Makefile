@@ -16,7 +16,7 @@ install: .venv/ready
 	@touch $@
 
 demo: install
-	$(BIN)/python -P examples/demo.py
+	$(BIN)/python examples/demo.py
 
 test: install check
 	$(BIN)/pytest -m "not gpu"

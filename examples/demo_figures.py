@@ -111,4 +111,4 @@ def _reliability(axis: Axes, scored: Scored, threshold: float | None) -> None:
     if threshold is not None:
         axis.axvline(threshold, color=BASE, linewidth=1.4, label="threshold")
     axis.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.05), xlabel="score", ylabel="share of releases that were safe")
-    axis.legend(fontsize=9, frameon=False, loc="upper left", title=f"Brier score {measured.brier:.3f}")
+    axis.legend(fontsize=9, frameon=False, loc="best", title=f"Brier score {measured.brier:.3f}")

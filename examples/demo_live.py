@@ -89,13 +89,14 @@ def _talk(url: str, model: Path, items: list[tuple[str, Item]], console: Console
         def progress() -> None:
             nonlocal pieces
             pieces += 1
-            status.update(f"{len(requests)} requests at once, {what}: {pieces} tokens")
+            status.update(f"{len(requests)} requests at once, {what}: {pieces} pieces of text")
 
         return asyncio.run(ask(url, requests, xargs, progress))
 
     send("to warm up", {})
     released, policy_seconds = send("under the policy", {})
     kept, never_seconds = send("never released", NEVER)
+    status.update("all are answered")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     exchanges = []
     for (task, item), policy, never in zip(items, released, kept, strict=True):

@@ -41,7 +41,7 @@ def promise(tuned: Mapping[str, Any]) -> str:
         return f"No threshold could be promised from {tuned['n']:,} requests, so this task never releases."
     if tuned.get("max_drop") is None:
         return "Set by hand: nothing is promised."
-    bound = "" if tuned.get("bound") is None else f", at most {percent(tuned['bound'])} at this threshold alone"
+    bound = "" if tuned.get("bound") is None else f" (at most {percent(tuned['bound'])}, for this threshold alone)"
     return (
         f"With {percent(tuned['confidence'], 0)} confidence, requests like these lose at most "
         f"{percent(tuned['max_drop'], 0)} of the never-released score. "
