@@ -197,6 +197,22 @@ def test_unloading_waits_for_the_last_request(llm: Any, tiny: Tiny, reference: R
     assert 9 not in core.list_loras()
 
 
+def test_reloading_in_mid_flight(llm: Any, tiny: Tiny, reference: Reference) -> None:
+    """An adapter unloaded and loaded again while its request runs serves it to the end, and stays loaded."""
+    core = llm.llm_engine
+    ask = Ask(prompt(13, 10), "b", 12, tokens=20)
+    core.add_request("reload", {"prompt_token_ids": list(ask.prompt)}, ask.params(), lora_request=lora(tiny, "b"))
+    for _ in range(4):
+        core.step()
+    core.remove_lora(lora(tiny, "b").lora_int_id)
+    core.step()
+    core.add_lora(lora(tiny, "b"))
+    outputs = [o for _ in range(40) if core.has_unfinished_requests() for o in core.step() if o.finished]
+    assert_text(tokens(outputs[0]), reference, ask)
+    run(llm, tiny, [Ask(prompt(1, 4), tokens=2)])
+    assert lora(tiny, "b").lora_int_id in core.list_loras()
+
+
 def test_abort_leaves_nothing_behind(llm: Any, tiny: Tiny) -> None:
     """An aborted request is forgotten by the core at the next step."""
     core = llm.llm_engine

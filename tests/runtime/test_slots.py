@@ -73,6 +73,14 @@ def test_preempted_requests_resume_by_the_boundary_rule(llm: Any, tiny: Tiny, re
         assert_text(tokens(output), reference, ask)
 
 
+def test_two_adapters_share_one_slot_through_preemptions(llm: Any, tiny: Tiny, reference: Reference) -> None:
+    """Released requests that are preempted need their adapter again, and wait for the slot: every text is right."""
+    releases = (1, 2, 5, 9, 20, None)
+    asks = [Ask(prompt(60 + k, 18), "ab"[k % 2], r, tokens=50) for k, r in enumerate(releases)]
+    for ask, output in zip(asks, run(llm, tiny, asks), strict=True):
+        assert_text(tokens(output), reference, ask)
+
+
 def steps_until_served(llm: Any, tiny: Tiny, limit: int) -> int | None:
     """Feed the resident adapter without pause; the step at which the other adapter's request ends."""
     core = llm.llm_engine
