@@ -156,13 +156,23 @@ class ReleaseCore:
         g = self.probe_interval
         return g is not None and self.wants_signals(request_id) and is_decision_step(c, g)
 
+    def give_up(self, ids: Sequence[str]) -> None:
+        """Decide nothing more for these requests: a step of their past is missing."""
+        lost = [i for i in ids if self.followed is not None and i in self.followed]
+        self.counters.add(FAILURES, len(lost), reason="signals")
+        for request_id in lost:
+            self._unfollow(request_id)
+
+    def _unfollow(self, request_id: str) -> None:
+        if self.followed is not None:
+            self.followed.stop(request_id)
+
     def forget(self, request_id: str) -> None:
         """A request has finished or was aborted."""
         if request_id in self._live:
             self.reports.keep(self._live.pop(request_id)[0])
             self.rule.forget(request_id)
-            if self.followed is not None:
-                self.followed.stop(request_id)
+            self._unfollow(request_id)
 
     # ------------------------------------------------------------------ one step
     def observe(self, sampled: Sampled) -> None:
@@ -200,8 +210,7 @@ class ReleaseCore:
         adapter, task = report.adapter, self._label(report.task)
         self.counters.add("lorazor_releases_total", adapter=adapter, task=task, arm=report.arm)
         self.counters.add("lorazor_release_step", adapter=adapter, task=task, step=str(step))
-        if self.followed is not None:
-            self.followed.stop(request_id)
+        self._unfollow(request_id)
 
     def take_step(self) -> StepReport:
         """What has come up since the last call."""

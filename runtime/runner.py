@@ -137,7 +137,11 @@ class LoRazorRunner(StockRunner):
         # Grammar masks and penalties write into the logits, so the rows that matter are copied first.
         raw = state.logits[keep].float()
         output = super().sample_tokens(grammar_output)
-        self._observe(ids, keep, raw, output)
+        try:
+            self._observe(ids, keep, raw, output)
+        except Exception:
+            logger.exception("LoRazor: signals failed; the requests of this step keep their adapters")
+            self.core.give_up(ids)
         output.lorazor = self.core.take_step()
         return output
 

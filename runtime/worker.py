@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from lorazor.features.errors import InputError
 from lorazor.policy.artifact import load_artifact
 from lorazor.policy.fingerprint import fingerprint
 from lorazor.runtime.config import runtime_config
@@ -21,6 +21,8 @@ if current_platform.is_cpu():
 else:
     from vllm.v1.worker.gpu_worker import Worker as StockWorker
 
+logger = logging.getLogger("vllm.lorazor")
+
 # Preempted requests keep their history, so more can be followed than run at once.
 FOLLOWED_PER_SEQUENCE = 4
 
@@ -30,7 +32,8 @@ def adapter_fingerprint(path: str) -> str | None:
     try:
         files = sorted((f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in os.scandir(path))
         return _fingerprint(path, tuple(files))
-    except (InputError, OSError):
+    except Exception as error:  # whatever is wrong with the files, vLLM has loaded them: the request must go on
+        logger.warning("LoRazor: %s has no fingerprint (%r); its requests keep it", path, error)
         return None
 
 

@@ -153,6 +153,24 @@ def test_a_failing_probe_changes_no_request(
     assert counts(llm, FAILURES)["missing_probe"] >= 1
 
 
+def test_failing_signals_change_no_request(
+    llm: Any, tiny: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug in the signals costs the releases of that step's requests, and the next request is as ever."""
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no signals today")
+
+    ask = Ask(prompt(4, 12), "a")
+    with monkeypatch.context() as patch:
+        patch.setattr("lorazor.runtime.runner.adapter_signals", fail)
+        (output,) = run(llm, tiny, [ask])
+    assert released_at(output) is None
+    assert_text(tokens(output), reference, ask)
+    assert counts(llm, FAILURES)["signals"] == 1
+    assert released_at(run(llm, tiny, [ask])[0]) == 10
+
+
 def test_release_fraction_splits_by_id() -> None:
     """A third of many ids falls into a fraction of one third, and always the same ones."""
     ids = [f"chatcmpl-{k}" for k in range(6000)]
