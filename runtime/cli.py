@@ -28,7 +28,7 @@ app.command(short_help="Replay a policy over traces, exactly.")(cli_policy.evalu
 app.command(short_help="Say what a policy is and what it promises.")(cli_policy.inspect)
 app.command(short_help="vllm serve, with a policy.", cls=cli_serving.PassThrough)(cli_serving.serve)
 app.command(short_help="Say what is installed, fits and is missing.")(cli_serving.doctor)
-app.command(short_help="Say how to run the demonstration.")(cli_serving.demo)
+app.command(short_help="Run the demonstration, in a checkout.")(cli_serving.demo)
 
 # typer brings its own copy of click in newer versions, so its base exception is found through one that typer exports.
 _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

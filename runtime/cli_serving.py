@@ -1,10 +1,14 @@
 """`lorazor serve`, `doctor` and `demo`: the commands around a running server."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
+
+from lorazor.features.errors import InputError
 
 
 class PassThrough(TyperCommand):
@@ -48,12 +52,13 @@ def doctor() -> None:
 
 
 def demo() -> None:
-    """Say how to run the demonstration: a real model on two cores, from committed traces to released requests.
+    """Run the demonstration in a checkout: a real model on two cores, from committed traces to released requests.
 
     \b
     Example:
       lorazor demo
     """
-    here = Path("Makefile").is_file() and Path("examples").is_dir()
-    where = "here" if here else "in a checkout of LoRazor (its model's adapters and traces are not in the package)"
-    typer.echo(f"Run `make demo` {where}: it trains, tunes, serves and writes demo/report.html in under five minutes.")
+    script = Path("examples", "demo.py")
+    if not script.is_file():
+        raise InputError("the demo needs a checkout of LoRazor, whose adapters and traces are not in the package: cd to it")
+    raise typer.Exit(subprocess.run([sys.executable, str(script)], check=False).returncode)
