@@ -61,21 +61,22 @@ def probe_signals(logits: Tensor, base_logits: Tensor, token_ids: Tensor) -> Ten
     """
     log_p, log_q = _log_probabilities(logits), _log_probabilities(base_logits)
     p, q = log_p.exp(), log_q.exp()
-    p_top, p_best = log_p.max(dim=1, keepdim=True)
-    q_top, q_best = log_q.max(dim=1, keepdim=True)
+    # The argmaxes are those of the logits: rounding in the softmax can make a tie of what was none.
+    agrees = logits.argmax(dim=1, keepdim=True) == base_logits.argmax(dim=1, keepdim=True)
     log_m = torch.logaddexp(log_p, log_q).sub_(_LN2)
     js = 0.5 * (_divergence(p, log_p, log_m) + _divergence(q, log_q, log_m))
     signals = torch.cat(
         [
             _divergence(p, log_p, log_q),
             js.clamp_(0.0, _LN2),
-            (p_best == q_best).float(),
+            agrees.float(),
             _log_probability_of(log_q, token_ids),
             _entropy(q, log_q),
         ],
         dim=1,
     )
-    return signals.masked_fill_(~torch.isfinite(p_top + q_top), math.nan)
+    defined = torch.isfinite(log_p.amax(dim=1, keepdim=True) + log_q.amax(dim=1, keepdim=True))
+    return signals.masked_fill_(~defined, math.nan)
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 Programmatic dependent launch (PDL): a kernel may start while the one before it still runs, and waits only where it
 first reads what that one wrote. Ours load their tile and their weights before the wait. Two rules keep that right:
 every program waits, those without work too (else a kernel could end before its predecessor, and its successor would
-read too early), and the tile list must have been written before the kernel that precedes shrink was launched, or by an
-ordinary kernel right before it that does not trigger early; `metadata.py`'s does not.
+read too early); and at least one kernel or copy lies between the last write of the tile list and the first shrink that
+reads it (in a model the embedding does; a captured graph's start does as well).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class TileList:
         self._flat = torch.full((room,), -1, dtype=torch.int32, device=device)
         pinned = torch.device(device).type == "cuda"
         self._staging = torch.empty(room, dtype=torch.int32, pin_memory=pinned)
-        self._copied = torch.cuda.Event() if pinned else None
+        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def view(self, rows: int) -> torch.Tensor:
         """The tiles of a launch of `rows` rows, int32 [tile_bound, 1 + block]: the same memory at every call."""

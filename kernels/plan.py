@@ -13,7 +13,7 @@ from functools import lru_cache
 
 # Steps up to vLLM's largest captured batch (512) use small tiles; larger steps hold a prefill.
 DECODE_ROWS = 512
-# The smallest row count that a tensor-core product takes; two of it still use the same instruction, hence the same bits.
+# The fewest rows that a tensor-core product takes; twice as many still use the same instruction, hence the same bits.
 DECODE_BLOCK = 16
 PREFILL_BLOCK = 32
 # From this many rows times rank on, partial sums cost more traffic than the parallelism of split-K gains.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
+from lorazor.features.errors import InputError
 from lorazor.runtime import cli_data, cli_policy, cli_serving
 
 # Plain help: it appears at once, and example lines stay as they are written.
@@ -56,9 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _sentence(error: Exception) -> str | None:
     """What to tell the user; None for a bug."""
-    # Imported here, because the package features loads torch, and help should not wait for it.
-    from lorazor.features.errors import InputError
-
     if isinstance(error, InputError):
         return str(error)
     return str(error.format_message()) if isinstance(error, _UsageError) else None  # type: ignore[attr-defined]

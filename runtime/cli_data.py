@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from lorazor.features.errors import InputError
 from lorazor.runtime.cli_text import needs_extra
 
 
@@ -57,8 +58,6 @@ def import_traces(
 
 
 def _named_folder(text: str) -> tuple[str, str]:
-    from lorazor.features.errors import InputError
-
     name, equals, folder = text.partition("=")
     if not name or not equals or not folder:
         raise InputError(f"--adapter must be NAME=FOLDER, got {text!r}")

@@ -60,5 +60,7 @@ def demo() -> None:
     """
     script = Path("examples", "demo.py")
     if not script.is_file():
-        raise InputError("the demo needs a checkout of LoRazor, whose adapters and traces are not in the package: cd to it")
+        raise InputError(
+            "the demo needs a checkout of LoRazor, whose adapters and traces are not in the package: cd to it"
+        )
     raise typer.Exit(subprocess.run([sys.executable, str(script)], check=False).returncode)

@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from lorazor.features.errors import InputError
+
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
@@ -16,8 +18,6 @@ def needs_extra(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "lorazor":
             raise
-        from lorazor.features.errors import InputError
-
         raise InputError(f"this needs {error.name}, which is not installed: pip install 'lorazor[{extra}]'") from None
 
 

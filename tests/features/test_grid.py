@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorazor.features import boundary, decision_steps, is_decision_step, release_grid, release_step
+from lorazor.features.grid import boundary, decision_steps, is_decision_step, release_grid, release_step
 
 
 def test_release_grid_is_the_designs() -> None:

@@ -8,7 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorazor.features import FEATURES, Window, decision_features, decision_steps, is_decision_step
+from lorazor.features.grid import decision_steps, is_decision_step
+from lorazor.features.offline import decision_features
+from lorazor.features.schema import FEATURES
+from lorazor.features.window import Window
 
 
 def _recorded(rng: np.random.Generator, lengths: np.ndarray, interval: int) -> tuple[np.ndarray, np.ndarray]:

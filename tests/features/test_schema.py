@@ -1,6 +1,6 @@
 """The order of the features and the hash that guards it."""
 
-from lorazor.features import FEATURES, SCHEMA_HASH
+from lorazor.features.schema import FEATURES, SCHEMA_HASH
 
 
 def test_names_are_unique() -> None:

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from lorazor.features import ADAPTER_SIGNALS, FEATURES, PROBE_SIGNALS, Window
+from lorazor.features.schema import FEATURES
+from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS
+from lorazor.features.window import Window
 
 F32 = np.float32
 NAN = F32("nan")

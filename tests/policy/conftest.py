@@ -5,8 +5,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lorazor.features import FEATURES, SCHEMA_HASH
-from lorazor.policy import AdapterEntry, Guarantee, Manifest, TaskPolicy
+from lorazor.features.schema import FEATURES, SCHEMA_HASH
+from lorazor.policy.manifest import AdapterEntry, Guarantee, Manifest, TaskPolicy
 
 BASE = "b" * 64
 SQL = "5" * 64

@@ -12,17 +12,11 @@ import mlflow
 import numpy as np
 import pytest
 
-from lorazor.features import FEATURES, SCHEMA_HASH, InputError
-from lorazor.policy import (
-    Artifact,
-    Guarantee,
-    Manifest,
-    TaskPolicy,
-    artifact,
-    load_artifact,
-    save_artifact,
-    update_tasks,
-)
+from lorazor.features.errors import InputError
+from lorazor.features.schema import FEATURES, SCHEMA_HASH
+from lorazor.policy import artifact
+from lorazor.policy.artifact import Artifact, load_artifact, save_artifact, update_tasks
+from lorazor.policy.manifest import Guarantee, Manifest, TaskPolicy
 
 BASE = "b" * 64
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lorazor.features import InputError
-from lorazor.policy import fingerprint
+from lorazor.features.errors import InputError
+from lorazor.policy.fingerprint import fingerprint
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "torch_dtype": "bfloat16", "rope": {"theta": 1e4, "dtype": "x"}}
 ADAPTER = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "here/base"}

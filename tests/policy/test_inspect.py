@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lorazor.policy import Artifact, Guarantee, Manifest, Scorer, TaskPolicy, describe, draw_score
+from lorazor.policy.artifact import Artifact
+from lorazor.policy.inspect import describe, draw_score
+from lorazor.policy.manifest import Guarantee, Manifest, TaskPolicy
+from lorazor.policy.scorer import Scorer
 
 
 def test_describe_says_what_matters(manifest: Manifest, model_txt: str) -> None:

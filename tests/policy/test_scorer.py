@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from lorazor.features import FEATURES, InputError
-from lorazor.policy import Scorer
+from lorazor.features.errors import InputError
+from lorazor.features.schema import FEATURES
 from lorazor.policy.model_text import checked_model_text
-from lorazor.policy.scorer import _parse_in_child
+from lorazor.policy.scorer import Scorer, _parse_in_child
 
 VALUES = st.one_of(st.floats(width=32), st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-38]))
 

@@ -1,0 +1,64 @@
+"""Shrink and expand by themselves: unwritten memory stays unwritten and unread; misfits are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lorazor.kernels import reference
+from lorazor.kernels.plan import plan_for
+from tests.kernels.cases import TOLERANCE, dtypes, error, make_layer, tiles_of
+
+SLOTS = [1, -1, 0, 1, -1, 3, 1]
+ACTIVE = [row for row, slot in enumerate(SLOTS) if slot >= 0]
+IDLE = [row for row, slot in enumerate(SLOTS) if slot < 0]
+
+
+def test_shrink_writes_active_rows_only(device: str) -> None:
+    """In poisoned memory every cell of an active row is written, none of an idle row, and the chunks add up."""
+    from lorazor.kernels.shrink import shrink
+
+    for dtype in dtypes(device):
+        layer = make_layer((1100, 40, (8, 8)), len(SLOTS), dtype, device)
+        tiles = tiles_of(SLOTS, device)
+        splits = plan_for(len(SLOTS), 1100, 40).splits(1100)
+        out = torch.full((2, splits, len(SLOTS), 40), float("nan"), device=device)
+        shrink(layer.x, layer.lora_a, tiles, out=out)
+        assert splits > 1
+        assert out[:, :, IDLE].isnan().all()
+        wide = layer.to(torch.float64)
+        exact = reference.shrink(wide.x, wide.lora_a, tiles)[:, 0, ACTIVE]
+        assert error(out[:, :, ACTIVE].sum(1), exact) <= 1e-5  # tensor cores cut, not round, when they add
+
+
+def test_expand_never_reads_idle_rows(device: str) -> None:
+    """NaN in the idle rows' partial sums reaches nothing."""
+    from lorazor.kernels.expand import expand
+
+    layer = make_layer((64, 16, (40, 24)), len(SLOTS), dtypes(device)[0], device)
+    tiles = tiles_of(SLOTS, device)
+    partial = torch.randn(2, 3, len(SLOTS), 16, device=device)
+    partial[:, :, IDLE] = float("nan")
+    y = expand(partial, layer.lora_b, layer.y.clone(), tiles)
+    plain = reference.expand(partial, layer.lora_b, layer.y.clone(), tiles)
+    assert error(y, plain) <= TOLERANCE[y.dtype]
+    assert torch.equal(y[IDLE], layer.y[IDLE])
+
+
+def test_misfits_are_refused(device: str) -> None:
+    """A wrong dtype, width, rank or number of slices is an error that names what was found."""
+    from lorazor.kernels.expand import expand
+    from lorazor.kernels.shrink import shrink
+
+    layer, tiles = make_layer((64, 16, (40,)), 4, dtypes(device)[0], device), tiles_of([0] * 4, device)
+    partial = torch.zeros(1, 1, 4, 16, device=device)
+    with pytest.raises(ValueError, match=r"found torch\.float64"):
+        shrink(layer.x, [w.double() for w in layer.lora_a], tiles)
+    with pytest.raises(ValueError, match="1 to 3 slices, not 4"):
+        shrink(layer.x, layer.lora_a * 4, tiles)
+    with pytest.raises(ValueError, match="must be dense and fit"):
+        shrink(layer.x[:, :32], layer.lora_a, tiles)
+    with pytest.raises(ValueError, match="40 columns"):
+        expand(partial, layer.lora_b, layer.y[:, :39], tiles)
+    with pytest.raises(ValueError, match="rank 8"):
+        expand(partial[..., :8], layer.lora_b, layer.y, tiles)
