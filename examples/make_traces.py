@@ -20,22 +20,22 @@ MAX_TOKENS = 64
 PROBE_INTERVAL = 4
 
 
-def write_config(folder: Path, model: Path, adapters: Path, count: int, seed: int, batch: int) -> Path:
+def write_config(folder: Path, args: argparse.Namespace, count: int, seed: int) -> Path:
     """Requests of every task as JSONL, and the YAML that names them."""
     folder.mkdir(parents=True, exist_ok=True)
     for task in TASKS:
         rows = [json.dumps(item) for item in generate(task, count, seed)]
         (folder / f"{task}.jsonl").write_text("\n".join(rows) + "\n")
     config = {
-        "base": str(model.resolve()),
-        "adapters": {task: str((adapters / task).resolve()) for task in TASKS},
+        "base": str(args.model.resolve()),
+        "adapters": {task: str((args.adapters / task).resolve()) for task in TASKS},
         "probe_interval": PROBE_INTERVAL,
-        "shard_size": batch,
+        "shard_size": args.batch,
         "engine": {
-            "dtype": "float32",
+            "dtype": args.dtype,
             "enforce_eager": True,
             "max_model_len": 512,
-            "max_num_seqs": batch,
+            "max_num_seqs": args.batch,
             "kv_cache_memory_bytes": 4 << 30,
             "seed": 0,
         },
@@ -57,11 +57,12 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=1500, help="requests a task")
     parser.add_argument("--calibrate", type=int, default=800, help="requests a task")
     parser.add_argument("--batch", type=int, default=512, help="requests a shard, and sequences that run at once")
+    parser.add_argument("--dtype", default="float32", help="bfloat16 runs vLLM's own LoRA kernels")
     args = parser.parse_args()
 
     for split, seed in SEEDS.items():
         work = args.out / f"{split}-requests"
-        config = write_config(work, args.model, args.adapters, getattr(args, split), seed, args.batch)
+        config = write_config(work, args, getattr(args, split), seed)
         # A process each, so that one engine's memory is free before the next starts.
         subprocess.run([Path(sys.executable).with_name("lorazor"), "collect", config, args.out / split], check=True)
 
