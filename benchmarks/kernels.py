@@ -30,6 +30,7 @@ from kernel_points import MODULES, Module, Point, make_model
 from lorazor.kernels import reference
 from lorazor.kernels.metadata import TileList
 from lorazor.kernels.plan import Plan, plan_for
+from lorazor.training.provenance import git_sha
 
 POINTS = "8x16x128,16x64x128,32x16x128,4x16x2048,8x16x8,1x16x1,64x16x128,8x128x128,4x16x8192,32x8x256"
 START = time.monotonic()
@@ -143,7 +144,9 @@ def provenance() -> dict[str, object]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = ""
-    return found | {"gpu": torch.cuda.get_device_name(), "argv": " ".join(sys.argv[1:])}
+    # A copy without its git folder is told the revision.
+    revision = os.environ.get("GIT_REVISION") or git_sha(Path(__file__).parent)
+    return found | {"gpu": torch.cuda.get_device_name(), "argv": " ".join(sys.argv[1:]), "git": revision}
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:
