@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Makes .venv with vLLM (cpu or gpu), LoRazor and the tools of its tests. Safe to repeat. Called by `make install`.
-set -euo pipefail
+set -Eeuo pipefail
 engine=$1
 log=.venv/install.log
 
-help() {
+explain() {
   echo >&2
   echo "The installation failed; the reason is at the end of $log. What helps: check that $PYTHON is Python 3.11 to 3.13," >&2
   echo "that gcc is there and that pip reaches a package index, then run make again; \`make clean\` starts afresh." >&2
 }
-trap help ERR
+trap explain ERR
 
 command -v "$PYTHON" >/dev/null || PYTHON=python3
 mkdir -p .venv
