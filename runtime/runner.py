@@ -16,6 +16,7 @@ from vllm.platforms import current_platform
 
 from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS, adapter_signals, probe_signals
 from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
+from lorazor.runtime.mapping import map_tokens
 from lorazor.runtime.probe import base_logits
 from lorazor.runtime.punica import use_active_rows
 
@@ -53,30 +54,21 @@ class LoRazorRunner(StockRunner):
         self, input_batch: Any, num_scheduled_tokens: Any, num_sampled_tokens: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """Map each token by the boundary rule: position < boundary keeps the adapter."""
-        n = input_batch.num_reqs
-        counts = np.asarray(num_scheduled_tokens[:n])
-        start = input_batch.num_computed_tokens_cpu[:n]
-        adapters = input_batch.request_lora_mapping[:n].astype(np.int64)
-        self._admit(input_batch)
-        bounds = [self.core.boundary(i) for i in input_batch.req_ids[:n]]
-        active = np.array(
-            [c if b is None else min(max(b - s, 0), c) for b, s, c in zip(bounds, start, counts, strict=True)]
-        )
-        per_token = np.repeat(
-            np.stack([adapters, np.zeros_like(adapters)], 1).ravel(), np.stack([active, counts - active], 1).ravel()
-        )
-        per_row = np.where(active == counts, adapters, 0)
-        used = {int(a) for a, k in zip(adapters, active, strict=True) if a > 0 and k > 0}
-        requests = {input_batch.lora_id_to_lora_request[a] for a in used}
-        self._mapping = (tuple(per_row.tolist()), tuple(per_token.tolist()), requests, *args)
+        ids = input_batch.req_ids[: input_batch.num_reqs]
+        counts = np.asarray(num_scheduled_tokens[: len(ids)], np.int64)
+        start = input_batch.num_computed_tokens_cpu[: len(ids)].astype(np.int64)
+        adapters = input_batch.request_lora_mapping[: len(ids)].astype(np.int64)
+        self._admit(ids)
+        mapping = map_tokens(adapters, [self.core.boundary(i) for i in ids], start, counts)
+        requests = {input_batch.lora_id_to_lora_request[a] for a in set(adapters[mapping.active > 0].tolist())}
+        self._mapping = (tuple(mapping.per_row.tolist()), tuple(mapping.per_token.tolist()), requests, *args)
         self._set_active_loras(*self._mapping, **kwargs)
-        self._plan_probes(input_batch.req_ids[:n], start, counts)
-        held = int(((adapters > 0) & (active > 0)).sum())
-        self.core.counters.add("lorazor_active_rows", held)
+        self._plan_probes(ids, start, counts)
+        self.core.counters.add("lorazor_active_rows", int((mapping.active > 0).sum()))
         self.core.counters.add("lorazor_rows", int((adapters > 0).sum()))
 
-    def _admit(self, input_batch: Any) -> None:
-        for request_id in input_batch.req_ids[: input_batch.num_reqs]:
+    def _admit(self, ids: list[str]) -> None:
+        for request_id in ids:
             state = self.requests[request_id]
             if state.lora_request is not None and not self.core.follows(request_id):
                 params = state.sampling_params
