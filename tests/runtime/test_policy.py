@@ -37,7 +37,7 @@ pytestmark = pytest.mark.vllm
 def llm(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A policy that releases at the first decision step from 6 on: c = 8, so r = 10."""
     folder = Path(tmp_path_factory.mktemp("policy")) / "artifact"
-    return engine(tiny, {"policy": make_policy(folder, tiny, safe_from_step(6)), "policy_timeout": 0.5}, max_loras=3)
+    return engine(tiny, {"policy": make_policy(folder, tiny, safe_from_step(6)), "policy_timeout": 5.0}, max_loras=3)
 
 
 @pytest.fixture
