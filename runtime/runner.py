@@ -41,6 +41,7 @@ class LoRazorRunner(StockRunner):
         self._to_probe: list[tuple[int, int]] = []
         self._probed: tuple[list[int], torch.Tensor] | None = None
         self._probes_work = True
+        self._told_of_signals = False
         self._leaving: set[int] = set()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -132,7 +133,9 @@ class LoRazorRunner(StockRunner):
         try:
             self._observe(ids, keep, raw, output)
         except Exception:
-            logger.exception("LoRazor: signals failed; the requests of this step keep their adapters")
+            if not self._told_of_signals:
+                self._told_of_signals = True
+                logger.exception("LoRazor: signals failed; the requests of this step keep their adapters (logged once)")
             self.core.give_up(ids)
         output.lorazor = self.core.take_step()
         return output

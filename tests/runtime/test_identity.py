@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 
 from lorazor.features.errors import InputError
 from lorazor.runtime.patches import LEDGER
+from lorazor.runtime.punica import ActiveRowPunica
 from lorazor.runtime.request import ReleasableRequest
+from lorazor.runtime.runner import LoRazorRunner
 from lorazor.runtime.scheduler import LoRazorScheduler
 from tests.runtime.policies import make_policy, safe_from_step
-from tests.runtime.tiny import Ask, Reference, Tiny, assert_text, engine, prompt, run, scheduler, tokens, worker
+from tests.runtime.tiny import Ask, Reference, Tiny, assert_text, engine, lora, prompt, run, scheduler, tokens, worker
 
 pytestmark = pytest.mark.vllm
 
@@ -73,23 +76,29 @@ def test_an_unknown_vllm_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
         engine(tiny, {})
 
 
-def test_the_ledger_names_what_is_replaced() -> None:
-    """Each patch that exists is in the ledger, and each of the ledger's exists."""
+def test_the_ledger_names_what_is_replaced(tiny: Tiny) -> None:
+    """In a running engine exactly the ledger's entries are replaced, in its order, and each only once."""
     from vllm.platforms import current_platform
-    from vllm.v1.request import Request
+    from vllm.v1.engine.input_processor import InputProcessor
 
     from lorazor.runtime.plugin import register
 
     register()
-    register()
-    once = current_platform.check_and_update_config
-    assert not hasattr(once.lorazor_original, "lorazor_original")
-    assert issubclass(ReleasableRequest, Request)
-    assert [p.target for p in LEDGER] == [
-        "check_and_update_config",
-        "_validate_params",
-        "__class__",
-        "__class__",
-        "punica_wrapper",
-    ]
+    llm = engine(tiny, {})
+    params = Ask((), tokens=2).params()
+    llm.llm_engine.add_request("one", {"prompt_token_ids": [1, 2, 3]}, params, lora_request=lora(tiny, "a"))
+    (request,) = scheduler(llm).requests.values()
+    llm.llm_engine.abort_request(["one"])
+    runner = worker(llm).model_runner
+    wrappers = runner.lora_manager._adapter_manager.punica_wrapper_mapping.values()
+    patched = [current_platform.check_and_update_config, InputProcessor._validate_params]
+    found = {
+        "check_and_update_config": [hasattr(patched[0], "lorazor_original")],
+        "_validate_params": [hasattr(patched[1], "lorazor_original")],
+        "__class__": [type(runner) is LoRazorRunner, type(request) is ReleasableRequest],
+        "punica_wrapper": [all(type(w) is ActiveRowPunica for w in wrappers)],
+    }
+    assert Counter(p.target for p in LEDGER) == {target: len(there) for target, there in found.items()}
+    assert all(all(there) for there in found.values())
+    assert not any(hasattr(p.lorazor_original, "lorazor_original") for p in patched)
     assert all(p.why and p.until for p in LEDGER)
