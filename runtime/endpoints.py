@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 
-from lorazor.runtime.validate import ExtraArgsMiddleware, install
+from lorazor.runtime.validate import ExtraArgsMiddleware
 
 # The engine answers between two steps; one that takes longer than this is stuck, and so would the client be.
 RPC_TIMEOUT_S = 30.0
@@ -63,15 +63,10 @@ class Endpoints:
         app.add_middleware(ExtraArgsMiddleware)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Remember the engine, if it was asked to run LoRazor, and the API keys: vLLM guards only its own prefixes.
-
-        What slips past the middleware meets the second gate (see validate.py), which is put up here.
-        """
+        """Remember the engine, if it was asked to run LoRazor, and the API keys: vLLM guards only its own prefixes."""
         config = getattr(getattr(engine_client, "vllm_config", None), "additional_config", None)
         asked = isinstance(config, Mapping) and "lorazor" in config
         state.lorazor_engine = engine_client if asked else None
-        if asked:
-            install(type(engine_client.input_processor))
         state.lorazor_keys = _digests(_api_keys(args))
 
 

@@ -121,17 +121,6 @@ def test_bad_xargs_are_refused_on_every_route() -> None:
     assert client.post("/anything", json={"vllm_xargs": {"lorazor_release": "soon"}}).status_code == 400
 
 
-def test_second_gate_is_put_up() -> None:
-    """What hides from the middleware is refused by the engine's own input processor."""
-    from vllm.exceptions import VLLMValidationError
-
-    engine = Engine({})
-    make_client(engine)
-    assert engine.input_processor._validate_params(SimpleNamespace(extra_args={"lorazor_release": 2})) == "accepted"
-    with pytest.raises(VLLMValidationError):
-        engine.input_processor._validate_params(SimpleNamespace(extra_args={"lorazor_release": 0}))
-
-
 def test_vllm_loads_the_plugin_only_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own loader finds the entry point when VLLM_PLUGINS names it, and leaves it out otherwise."""
     from vllm.plugins import load_endpoint_plugins
