@@ -65,6 +65,7 @@ def serving(
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_hear_interrupts,
             env={"VLLM_NO_USAGE_STATS": "1", **os.environ},
         )
     try:
@@ -80,6 +81,11 @@ def serving(
         yield Server(url, time.monotonic() - begin)
     finally:
         stop(process)
+
+
+def _hear_interrupts() -> None:
+    """Shells start background jobs deaf to Ctrl-C; a server that inherited that could only be killed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def healthy(url: str) -> bool:

@@ -54,6 +54,18 @@ def test_server_is_awaited_and_stopped_with_its_children(tmp_path: Path) -> None
     assert log.read_text().splitlines()[-1] == "interrupted"
 
 
+def test_server_hears_ctrl_c_when_its_parent_does_not(tmp_path: Path) -> None:
+    """Started from a background job, which ignores Ctrl-C, the server is still stopped by it and not killed."""
+    port, log = free_port(), tmp_path / "log"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with serving([sys.executable, "-c", PROGRAM, str(port)], port, log):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert log.read_text().splitlines()[-1] == "interrupted"
+
+
 def test_server_is_stopped_when_the_block_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens inside, no process is left, deaf ones included, and the exception is not swallowed."""
     monkeypatch.setattr("examples.demo_server.STOP_SECONDS", 2)
