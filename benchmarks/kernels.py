@@ -27,7 +27,7 @@ import torch
 from kernel_paths import Contestant, alternate, capture, ours, stock
 from kernel_points import MODULES, Module, Point, make_model
 
-from lorazor.kernels import reference
+from lorazor.kernels.dispatch import add_lora
 from lorazor.kernels.metadata import TileList
 from lorazor.kernels.plan import Plan, plan_for
 from lorazor.training.provenance import git_sha
@@ -38,7 +38,7 @@ START = time.monotonic()
 
 def error(contestant: Contestant, model: list[Module], tiles: torch.Tensor) -> float:
     """The largest error of one layer's modules against float64; infinite if an idle row changed."""
-    rows = tiles[tiles[:, 0] >= 0][:, 1:].flatten()
+    rows = tiles[1 : 1 + int(tiles[0, 0]), 1:].flatten()
     idle = torch.ones(len(model[0].y), dtype=torch.bool, device="cuda")
     idle[rows[rows >= 0].long()] = False
     worst = 0.0
@@ -47,7 +47,7 @@ def error(contestant: Contestant, model: list[Module], tiles: torch.Tensor) -> f
         y.copy_(before)
         contestant(module, y)
         wide = [[w.double() for w in weights] for weights in (module.lora_a, module.lora_b)]
-        exact = reference.add_lora(before.double(), module.x.double(), wide[0], wide[1], tiles)
+        exact = add_lora(before.double(), module.x.double(), wide[0], wide[1], tiles, path="reference")
         gap = float((y.double() - exact).norm() / exact.norm())
         worst = max(worst, gap if torch.equal(y[idle], before[idle]) and gap == gap else float("inf"))
     return worst
@@ -88,7 +88,7 @@ def measure(point: Point, shares: list[float], options: argparse.Namespace) -> l
     """Rows of the table for one point: every share, ours (and its variants) beside stock."""
     model = make_model(point.adapters, point.rank, point.rows)
     listed = TileList(point.rows, point.adapters, "cuda")
-    listed.build(point.slots(1.0).cuda(), point.rows)
+    listed.build(point.slots(1.0).cuda())
     plans: dict[str, Callable[[Module], Plan] | None] = {"ours": None}
     if point in options.tune:
         plans |= {f"ours, {name}": plan_of for name, plan_of in variants(point).items()}
@@ -97,7 +97,8 @@ def measure(point: Point, shares: list[float], options: argparse.Namespace) -> l
     rows = []
     for share in shares:
         slots = point.slots(share)
-        tiles = listed.build(slots.cuda(), point.rows)
+        listed.build(slots.cuda())
+        tiles = listed.view(point.rows)
         errors = {name: error(contestant, model, tiles) for name, contestant in contestants.items()}
         actions: dict[str, Callable[[], object]] = {name: graph.replay for name, graph in graphs.items()}
         if options.stock and (slots >= 0).any():  # with no active row stock launches nothing
@@ -121,7 +122,7 @@ def metadata(rows: int, max_loras: int) -> list[dict[str, object]]:
     listed = TileList(rows, max_loras, "cuda")
     host = Point(max_loras, 1, rows).slots(0.5)
     device, array = host.cuda(), host.numpy()
-    actions = {"build": lambda: listed.build(device, rows), "numpy": lambda: listed.copy(array, rows)}
+    actions = {"build": lambda: listed.build(device), "numpy": lambda: listed.copy(array)}
     found = alternate(actions, 200)
     table: list[dict[str, object]] = []
     for name, action in actions.items():

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _build_tiles_kernel(
     row_ptr,
     positions_ptr,
@@ -18,14 +20,13 @@ def _build_tiles_kernel(
     boundary_of_request_ptr,
     tiles_ptr,
     n_rows,
-    n_tiles,
     max_loras,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     SLOTS: tl.constexpr,
     BY_REQUEST: tl.constexpr,
 ):
-    """Program s writes the tiles of slot s; the program after the last slot marks the unused tiles."""
+    """Program s writes the tiles of slot s; the first one also writes how many there are in all."""
     i_slot = tl.program_id(0)
     o_row = tl.arange(0, ROWS)
     m_row = o_row < n_rows
@@ -42,53 +43,45 @@ def _build_tiles_kernel(
     o_slot = tl.arange(0, SLOTS)
     b_count = tl.histogram(b_bin, SLOTS)
     b_tiles = tl.where(o_slot < max_loras, (b_count + BLOCK - 1) // BLOCK, 0)
-    first_tile = tl.sum(tl.where(o_slot < i_slot, b_tiles, 0))
+    first_tile = 1 + tl.sum(tl.where(o_slot < i_slot, b_tiles, 0))
     end_tile = first_tile + tl.sum(tl.where(o_slot == i_slot, b_tiles, 0))
     count = tl.sum(tl.where(o_slot == i_slot, b_count, 0))
-    unused = i_slot == max_loras
-    end_tile = tl.where(unused, n_tiles, end_tile)
-    count = tl.where(unused, 0, count)
-    slot = tl.where(unused, -1, i_slot)
+    if i_slot == 0:
+        tl.store(tiles_ptr, tl.sum(b_tiles))
 
     # The slot number and the cells after the last row; the rows' own cells are written below, each cell once.
-    stride: tl.constexpr = BLOCK + 1
     o_block = tl.arange(0, BLOCK)
     for i_tile in range(first_tile, end_tile):
-        tl.store(tiles_ptr + i_tile * stride, slot)
-        m_empty = (i_tile - first_tile) * BLOCK + o_block >= count
-        tl.store(tiles_ptr + i_tile * stride + 1 + o_block, -1, mask=m_empty)
+        p_tile = tiles_ptr + i_tile * (BLOCK + 1)
+        tl.store(p_tile, i_slot)
+        tl.store(p_tile + 1 + o_block, -1, mask=(i_tile - first_tile) * BLOCK + o_block >= count)
     b_mine = b_slot == i_slot
     b_within = tl.cumsum(b_mine.to(tl.int32), 0) - 1
-    o_cell = (first_tile + b_within // BLOCK) * stride + 1 + b_within % BLOCK
+    o_cell = (first_tile + b_within // BLOCK) * (BLOCK + 1) + 1 + b_within % BLOCK
     tl.store(tiles_ptr + o_cell, o_row, mask=b_mine)
 
 
 def build_tiles(
-    slot_of_row: torch.Tensor,
-    tiles: torch.Tensor,
-    max_loras: int,
-    by_request: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
-    """Fill `tiles`, int32 [tile_bound, 1 + block], from `slot_of_row`, int32 [rows], on the device, and return it.
+    slot_of_row: torch.Tensor, tiles: torch.Tensor, max_loras: int, by_request: Sequence[torch.Tensor] | None = None
+) -> None:
+    """Fill `tiles`, int32 [1 + bound, 1 + block], from `slot_of_row`, int32 [rows], on the device.
 
     With `by_request` = (positions, slot_of_request, boundary_of_request) the first argument holds request indices.
     """
     if slot_of_row.dtype != torch.int32 or not slot_of_row.is_contiguous():
         raise ValueError(f"slot_of_row must be contiguous int32, is {slot_of_row.dtype}")
     positions, slots, boundaries = by_request or (slot_of_row, slot_of_row, slot_of_row)
-    _build_tiles_kernel[(max_loras + 1,)](
+    _build_tiles_kernel[(max_loras,)](
         row_ptr=slot_of_row,
         positions_ptr=positions,
         slot_of_request_ptr=slots,
         boundary_of_request_ptr=boundaries,
         tiles_ptr=tiles,
         n_rows=slot_of_row.shape[0],
-        n_tiles=tiles.shape[0],
         max_loras=max_loras,
         BLOCK=tiles.shape[1] - 1,
-        ROWS=max(128, triton.next_power_of_2(slot_of_row.shape[0])),
+        ROWS=max(512, triton.next_power_of_2(slot_of_row.shape[0])),
         SLOTS=max(32, triton.next_power_of_2(max_loras + 1)),
         BY_REQUEST=by_request is not None,
         num_warps=4,
     )
-    return tiles

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 
 from lorazor.kernels import reference
-from lorazor.kernels.launch import MAX_SLICES
-from lorazor.kernels.plan import Plan, plan_for
+from lorazor.kernels.plan import MAX_SLICES, Plan, plan_for
 
 Path = Literal["triton", "reference"]
+Operation = Callable[..., torch.Tensor]
 
 
 def path_for(device: torch.device) -> Path:
@@ -21,9 +20,12 @@ def path_for(device: torch.device) -> Path:
     return "triton" if device.type == "cuda" else "reference"
 
 
-def _triton() -> tuple[ModuleType, ModuleType]:
-    """The kernel modules, imported at first use: a CPU server needs no Triton."""
-    return importlib.import_module("lorazor.kernels.shrink"), importlib.import_module("lorazor.kernels.expand")
+def kernels_for(path: Path) -> tuple[Operation, Operation]:
+    """Shrink and expand; the kernels are imported at first use, with Triton, which a CPU server does not need."""
+    if path == "reference":
+        return reference.shrink, reference.expand
+    names = ("shrink", "expand")
+    return tuple(getattr(importlib.import_module(f"lorazor.kernels.{name}"), name) for name in names)
 
 
 def add_lora(
@@ -54,13 +56,11 @@ def add_lora(
     Raises:
         ValueError: a shape, stride or dtype does not fit.
     """
-    if (path or path_for(y.device)) == "reference":
-        return reference.add_lora(y, x, lora_a, lora_b, tiles, offset=offset, add=add)
-    shrinking, expanding = _triton()
+    shrink, expand = kernels_for(path or path_for(y.device))
     plan = plan or plan_for(x.shape[0], x.shape[1], lora_a[0].shape[2])
     for first in range(0, len(lora_a), MAX_SLICES):
         some_a, some_b = lora_a[first : first + MAX_SLICES], lora_b[first : first + MAX_SLICES]
-        partial = shrinking.shrink(x, some_a, tiles, ranks=ranks, plan=plan)
-        expanding.expand(partial, some_b, y, tiles, offset=offset, add=add, ranks=ranks, plan=plan)
+        partial = shrink(x, some_a, tiles, ranks=ranks, plan=plan)
+        expand(partial, some_b, y, tiles, offset=offset, add=add, ranks=ranks, plan=plan)
         offset += sum(b.shape[2] for b in some_b)
     return y

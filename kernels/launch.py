@@ -1,8 +1,11 @@
-"""What both launchers share: whether the device takes programmatic dependent launch, and slices as three arguments.
+"""What both launchers share: checks, slices as three arguments, and what the device can do.
+
+A launch has a fixed number of programs, which share the units of work of the tiles in use, so one captured launch
+serves every pattern and an empty tile costs next to nothing.
 
 Programmatic dependent launch (PDL): a kernel may start while the one before it still runs, and waits only where it
-first reads what that one wrote. Ours load their tile and their weights before the wait. Two rules keep that right:
-every program waits, those without work too (else a kernel could end before its predecessor, and its successor would
+first reads what that one wrote. Ours load their tile and their weights before the wait. Two rules keep that
+right: program 0 waits even if it has no work (else a kernel could end before its predecessor, and its successor would
 read too early); and at least one kernel or copy lies between the last write of the tile list and the first shrink that
 reads it (in a model the embedding does; a captured graph's start does as well).
 """
@@ -15,7 +18,13 @@ from typing import Any
 
 import torch
 
-MAX_SLICES = 3  # of one launch; what vLLM's fused projections (q, k, v) need
+from lorazor.kernels.plan import MAX_SLICES
+
+
+@lru_cache(maxsize=64)
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors; where the kernels are interpreted, few enough that programs take several units."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @lru_cache(maxsize=64)
@@ -29,7 +38,7 @@ def pdl_options(wanted: bool, device: torch.device) -> dict[str, Any]:
     return {"PDL": True, "launch_pdl": True} if wanted and _has_pdl(device) else {"PDL": False}
 
 
-def check_slices(weights: Sequence[torch.Tensor], rank: int, dtype: torch.dtype) -> None:
+def check_weights(weights: Sequence[torch.Tensor], rank: int, dtype: torch.dtype) -> None:
     """Every weight must be contiguous [max_loras, 1, out, in] of the inputs' dtype, 1 to 3 of them, of one rank."""
     if not 1 <= len(weights) <= MAX_SLICES:
         raise ValueError(f"a launch takes 1 to {MAX_SLICES} slices, not {len(weights)}")
@@ -43,5 +52,5 @@ def check_slices(weights: Sequence[torch.Tensor], rank: int, dtype: torch.dtype)
 
 
 def three(items: Sequence[Any]) -> list[Any]:
-    """The items, the last one repeated up to three: kernels take three slices and use as many as the grid names."""
+    """The items, the last one repeated up to three: kernels take three slices and use as many as SLICES says."""
     return [*items, *[items[-1]] * (MAX_SLICES - len(items))]

@@ -3,14 +3,15 @@
 Running example: 5 rows, tiles of 2 rows, max_loras = 3, `slot_of_row` = [2, -1, 0, 2, 2] (row 1 was released). Slots
 ascend, rows ascend within a slot, and each tile holds rows of one slot:
 
-    tiles = [[ 0,  2, -1],     slot 0: row 2
-             [ 2,  0,  3],     slot 2: rows 0 and 3
-             [ 2,  4, -1],     slot 2: row 4
-             [-1, -1, -1], …]  unused, up to the bound cdiv(5, 2) + min(3, 5) = 6
+    tiles = [[3],                    the number of tiles in use; nothing past them is read
+             [0,  2, -1],            slot 0: row 2
+             [2,  0,  3],            slot 2: rows 0 and 3
+             [2,  4, -1],            slot 2: row 4
+             …]                      room up to the bound cdiv(5, 2) + min(3, 5) = 6
 
-Column 0 is the slot (-1: unused), the others are row numbers (-1: none). The bound depends on shapes alone, so a launch
-over all its tiles fits every pattern, none active and all active included. Two builders give the same tiles: one
-launch on the GPU without any read back (`TileList.build`), and numpy with one copy (`TileList.copy`).
+Column 0 is the slot, the others are row numbers (-1: none). The bound depends on shapes alone, so one launch fits every
+pattern, none active and all active included. A step of up to `DECODE_ROWS` rows is listed twice, in small and in large
+tiles, since the graph that runs it may be padded to more rows than that.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ import torch
 
 from lorazor.kernels.plan import DECODE_ROWS, block_rows, tile_bound
 
+STAGED = 4  # copies to the device under way at once, before the host waits for the oldest
 
-def tiles_numpy(slot_of_row: np.ndarray[Any, Any], max_loras: int, rows: int) -> np.ndarray[Any, Any]:
-    """The tiles, int32 [tile_bound, 1 + block], of a launch of `rows` rows.
 
-    `slot_of_row` holds ints in [-1, max_loras), for the first rows of the launch; rows past its end hold no adapter.
-    Raises ValueError for a slot at or above max_loras and for more slots than rows.
+def tiles_numpy(slot_of_row: np.ndarray[Any, Any], max_loras: int, block: int) -> np.ndarray[Any, Any]:
+    """The tiles in use, int32 [1 + tiles, 1 + block], for rows with slots in [-1, max_loras).
+
+    Raises ValueError for a slot at or above max_loras.
     """
-    if len(slot_of_row) > rows:
-        raise ValueError(f"slot_of_row must have at most {rows} rows, has {len(slot_of_row)}")
-    block = block_rows(rows)
     active = np.flatnonzero(slot_of_row >= 0)
     order = active[np.argsort(slot_of_row[active], kind="stable")]
     slots = slot_of_row[order]
@@ -39,54 +38,68 @@ def tiles_numpy(slot_of_row: np.ndarray[Any, Any], max_loras: int, rows: int) ->
         raise ValueError(f"slots must lie below max_loras = {max_loras}, found {slots[-1]}")
     counts = np.bincount(slots, minlength=max_loras)
     tiles_of_slot = -(-counts // block)
-    first_tile = np.cumsum(tiles_of_slot) - tiles_of_slot
+    first_tile = 1 + np.cumsum(tiles_of_slot) - tiles_of_slot
     first_row = np.cumsum(counts) - counts
     within = np.arange(len(order)) - first_row[slots]  # a row's place among its slot's rows
     tile = first_tile[slots] + within // block
-    tiles = np.full((tile_bound(rows, max_loras), 1 + block), -1, dtype=np.int32)
+    tiles = np.full((1 + tiles_of_slot.sum(), 1 + block), -1, dtype=np.int32)
+    tiles[0, 0] = tiles_of_slot.sum()
     tiles[tile, 0] = slots
     tiles[tile, 1 + within % block] = order
     return tiles
 
 
 class TileList:
-    """The tiles of the current step, at a fixed address, updated in place."""
+    """The tiles of the current step, at fixed addresses, updated in place."""
 
     def __init__(self, max_rows: int, max_loras: int, device: torch.device | str) -> None:
-        """Room for launches of up to `max_rows` rows; until the first update no row holds an adapter."""
+        """Room for steps of up to `max_rows` rows; until the first update no row holds an adapter."""
         self.max_rows, self.max_loras = max_rows, max_loras
-        largest = {max_rows, min(max_rows, DECODE_ROWS)}
-        room = max(tile_bound(rows, max_loras) * (1 + block_rows(rows)) for rows in largest)
-        self._flat = torch.full((room,), -1, dtype=torch.int32, device=device)
-        pinned = torch.device(device).type == "cuda"
-        self._staging = torch.empty(room, dtype=torch.int32, pin_memory=pinned)
-        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+        self._device = torch.device(device)
+        self._lists = {block_rows(rows): self._empty(rows) for rows in (max_rows, min(max_rows, DECODE_ROWS))}
+        on_gpu = self._device.type == "cuda"
+        self._staging = [torch.empty(max_rows, dtype=torch.int32, pin_memory=on_gpu) for _ in range(STAGED)]
+        self._staged: list[Any] = [torch.cuda.Event() if on_gpu else None for _ in range(STAGED)]  # type: ignore[no-untyped-call]
+        self._slots = torch.empty(max_rows, dtype=torch.int32, device=self._device)
+        self._turn = 0
+
+    def _empty(self, rows: int) -> torch.Tensor:
+        shape = (1 + tile_bound(rows, self.max_loras), 1 + block_rows(rows))
+        return torch.zeros(shape, dtype=torch.int32, device=self._device)
 
     def view(self, rows: int) -> torch.Tensor:
-        """The tiles of a launch of `rows` rows, int32 [tile_bound, 1 + block]: the same memory at every call."""
+        """The tiles of a launch over `rows` rows, int32 [1 + bound, 1 + block]: always the same memory.
+
+        Raises ValueError for more rows than there is room for.
+        """
         if not 0 < rows <= self.max_rows:
             raise ValueError(f"a launch must have 1 to {self.max_rows} rows, not {rows}")
-        shape = (tile_bound(rows, self.max_loras), 1 + block_rows(rows))
-        return self._flat[: shape[0] * shape[1]].view(shape)
+        return self._lists[block_rows(rows)][: 1 + tile_bound(rows, self.max_loras)]
 
-    def copy(self, slot_of_row: np.ndarray[Any, Any], rows: int) -> torch.Tensor:
-        """Update from host slots, int [<= rows], by numpy and one copy that the host does not wait for."""
-        tiles = tiles_numpy(slot_of_row, self.max_loras, rows)
-        if self._copied is not None:
-            self._copied.synchronize()  # the copy before this one must have left the staging memory
-        staged = self._staging[: tiles.size].view(tiles.shape)
-        staged.numpy()[...] = tiles
-        out = self.view(rows)
-        out.copy_(staged, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
-        return out
+    def _check(self, rows: int) -> None:
+        if rows > self.max_rows:
+            raise ValueError(f"a step must have at most {self.max_rows} rows, has {rows}")
 
-    def build(self, slot_of_row: torch.Tensor, rows: int) -> torch.Tensor:
-        """Update from device slots, int32 [<= rows], in one launch, with nothing read back."""
-        from lorazor.kernels.build_tiles import build_tiles
+    def copy(self, slot_of_row: np.ndarray[Any, Any]) -> None:
+        """Update from host slots, int [rows]; on a GPU by one copy and one launch that the host does not wait for."""
+        rows = len(slot_of_row)
+        self._check(rows)
+        if self._device.type == "cpu":
+            for block, tiles in self._lists.items():
+                found = tiles_numpy(slot_of_row if self._holds(block, rows) else slot_of_row[:0], self.max_loras, block)
+                tiles[: len(found)].copy_(torch.from_numpy(found))
+            return
+        self._turn = (self._turn + 1) % STAGED
+        staging, copied = self._staging[self._turn], self._staged[self._turn]
+        copied.synchronize()  # long past, unless the host runs STAGED steps ahead
+        staging[:rows].numpy()[...] = slot_of_row
+        self._slots[:rows].copy_(staging[:rows], non_blocking=True)
+        copied.record()
+        self.build(self._slots[:rows])
 
-        return build_tiles(slot_of_row, self.view(rows), self.max_loras)
+    def build(self, slot_of_row: torch.Tensor) -> None:
+        """Update from device slots, int32 [rows], with nothing read back."""
+        self._build(slot_of_row)
 
     def build_by_request(
         self,
@@ -94,14 +107,22 @@ class TileList:
         positions: torch.Tensor,
         slot_of_request: torch.Tensor,
         boundary_of_request: torch.Tensor,
-        rows: int,
-    ) -> torch.Tensor:
+    ) -> None:
         """Update by the boundary rule: row i is active if its request has a slot and positions[i] < its boundary.
 
-        `request_of_row` int32 and `positions` int64 [<= rows]; `slot_of_request` (-1: none) and `boundary_of_request`
-        int32 [requests]. One launch, with nothing read back.
+        `request_of_row` int32 and `positions` int64 [rows]; `slot_of_request` (-1: none) and `boundary_of_request`
+        int32 [requests]. Nothing is read back.
         """
+        self._build(request_of_row, (positions, slot_of_request, boundary_of_request))
+
+    def _holds(self, block: int, rows: int) -> bool:
+        """Whether the list of that tile size serves steps of that many rows."""
+        return block >= block_rows(rows)
+
+    def _build(self, of_row: torch.Tensor, by_request: tuple[torch.Tensor, ...] | None = None) -> None:
         from lorazor.kernels.build_tiles import build_tiles
 
-        by_request = (positions, slot_of_request, boundary_of_request)
-        return build_tiles(request_of_row, self.view(rows), self.max_loras, by_request)
+        self._check(of_row.shape[0])
+        for block, tiles in self._lists.items():
+            rows = of_row if self._holds(block, of_row.shape[0]) else of_row[:0]
+            build_tiles(rows, tiles, self.max_loras, by_request)

@@ -1,9 +1,9 @@
 """Tile shapes and split sizes: every choice that decides in which order a row's products are added.
 
-A row's bits must not depend on its company, so the choices that touch the order of additions (`chunk`, `shrink_rank`,
-`expand_rank`) come from the module's shape alone. What may follow the number of rows in the launch (`block_rows`,
-`whole_k`, block sizes, warps) changes who does the work, not the order: with `whole_k` one program adds all chunks
-itself, in the order in which expand otherwise adds them.
+A row's bits must not depend on its company, so the choices that touch the order of additions (`chunk`, `LANES`) come
+from the module's shape alone. What may follow the number of rows in the launch (`whole_k`, block sizes, programs)
+changes who does the work, not the order: with `whole_k` one program adds all chunks itself, in the order in which
+expand otherwise adds them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ DECODE_ROWS = 512
 # The fewest rows that a tensor-core product takes; twice as many still use the same instruction, hence the same bits.
 DECODE_BLOCK = 16
 PREFILL_BLOCK = 32
-# From this many rows times rank on, partial sums cost more traffic than the parallelism of split-K gains.
-WHOLE_K_WORK = 1 << 16
+MAX_SLICES = 3  # of one launch; what vLLM's fused projections (q, k, v) need
+# Parts of a chunk that are summed side by side, one per warp, so that no warp waits for a long chain of products.
+LANES = 8
+# From this many rows times rank on, partial sums cost more memory and traffic than the parallelism of split-K gains.
+WHOLE_K_WORK = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,14 @@ class Plan:
 
     chunk: int  # input features whose products are summed before they meet other chunks' sums; the split-K unit
     block_k: int  # input features loaded at once; divides chunk
-    shrink_rank: int  # ranks computed by one shrink program
-    whole_k: bool  # one shrink program does all chunks and writes one sum
-    shrink_warps: int
-    shrink_stages: int
-    expand_rank: int  # ranks multiplied at once in expand
-    block_n: int  # output features of one expand program
-    expand_warps: int
+    shrink_rank: int  # ranks computed by one shrink unit
+    whole_k: bool  # one shrink unit does all chunks and writes one sum
+    early: bool  # load a whole chunk of A before waiting for the kernel before; needs block_k == chunk, not whole_k
+    stages: int  # of shrink's software pipeline, where a chunk takes several blocks
+    block_n: int  # output features of one expand unit
+    shrink_programs: int = 16  # programs per multiprocessor, at most; a program takes units in turn
+    expand_programs: int = 4
+    expand_warps: int = 8
     pdl: bool = True  # programmatic dependent launch, where the device has it
 
     def splits(self, in_features: int) -> int:
@@ -50,22 +54,23 @@ def tile_bound(rows: int, max_loras: int) -> int:
     return -(-rows // block_rows(rows)) + min(max_loras, rows)
 
 
+def padded_rank(rank: int) -> int:
+    """The rank as a matrix product takes it: a power of two, at least 16."""
+    return max(16, 1 << (rank - 1).bit_length())
+
+
 @lru_cache(maxsize=4096)
 def plan_for(rows: int, in_features: int, rank: int) -> Plan:
     """The plan for a launch of `rows` rows on a module of `in_features` and adapters of (up to) `rank`."""
-    small = rank <= 32
-    chunk = (512 if small else 1024) * (1 if in_features <= 8192 else 2)
-    padded = max(16, 1 << (rank - 1).bit_length())
+    padded = padded_rank(rank)
     prefill = rows > DECODE_ROWS
-    shrink_rank = min(padded, 32 if rank <= 64 else 64)
+    chunk = 1024 if in_features > 512 else 512
     return Plan(
         chunk=chunk,
-        block_k=128 if prefill else (512 if shrink_rank == 16 else 256),
-        shrink_rank=shrink_rank,
-        whole_k=prefill and rows * rank >= WHOLE_K_WORK,
-        shrink_warps=4,
-        shrink_stages=3 if prefill else 2,
-        expand_rank=min(padded, 64),
-        block_n=256 if padded == 16 else 128,
-        expand_warps=4,
+        block_k=512 if prefill else chunk,
+        shrink_rank=min(padded, 32),
+        whole_k=rows * padded >= WHOLE_K_WORK,
+        early=not prefill and padded <= 32,
+        stages=2,
+        block_n=max(64, min(512, 16384 // padded)) // (2 if prefill else 1),
     )

@@ -18,10 +18,9 @@ from lorazor.kernels.plan import Plan
 
 
 def _tiles(tiles: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """The slot and the rows of each used tile."""
-    for slot, *rows in tiles.tolist():
-        if slot >= 0:
-            yield slot, torch.tensor([row for row in rows if row >= 0], device=tiles.device)
+    """The slot and the rows of each tile in use."""
+    for slot, *rows in tiles[1 : 1 + int(tiles[0, 0])].tolist():
+        yield slot, torch.tensor([row for row in rows if row >= 0], device=tiles.device)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,11 +40,11 @@ def shrink(
     """As `lorazor.kernels.shrink.shrink`, with one split. `ranks` and `plan` change no value, so they are not used."""
     del ranks, plan
     if out is None:
-        shape = (len(lora_a), 1, x.shape[0], lora_a[0].shape[2])
+        shape = (x.shape[0], len(lora_a), 1, lora_a[0].shape[2])
         out = torch.empty(shape, dtype=_wide(x[:0]).dtype, device=x.device)
     for slot, rows in _tiles(tiles):
         for i, a in enumerate(lora_a):
-            out[i, 0, rows] = _wide(x[rows]) @ _wide(a[slot, 0]).T
+            out[rows, i, 0] = _wide(x[rows]) @ _wide(a[slot, 0]).T
     return out
 
 
@@ -65,26 +64,9 @@ def expand(
     for slot, rows in _tiles(tiles):
         start = offset
         for i, b in enumerate(lora_b):
-            low = _wide(partial[i][:, rows].sum(0).to(b.dtype))
+            low = _wide(partial[rows, i].sum(1).to(b.dtype))
             update = low @ _wide(b[slot, 0]).T
             columns = slice(start, start + b.shape[2])
             y[rows, columns] = (_wide(y[rows, columns]) + update if add else update).to(y.dtype)
             start += b.shape[2]
     return y
-
-
-def add_lora(
-    y: torch.Tensor,
-    x: torch.Tensor,
-    lora_a: Sequence[torch.Tensor],
-    lora_b: Sequence[torch.Tensor],
-    tiles: torch.Tensor,
-    *,
-    offset: int = 0,
-    add: bool = True,
-    ranks: torch.Tensor | None = None,
-    plan: Plan | None = None,
-) -> torch.Tensor:
-    """As `lorazor.kernels.dispatch.add_lora`."""
-    del ranks, plan
-    return expand(shrink(x, lora_a, tiles), lora_b, y, tiles, offset=offset, add=add)

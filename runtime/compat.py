@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 from lorazor.features.errors import InputError
 
@@ -31,3 +32,12 @@ def require_supported_vllm() -> None:
     version = vllm_version()
     if version not in SUPPORTED:
         raise InputError(f"vLLM {version} is not supported: LoRazor runs on {' and '.join(SUPPORTED)}")
+
+
+def kernels_alone(vllm_config: Any) -> bool:
+    """Whether an engine runs on model runner V2, where there are our kernels and, so far, no releases."""
+    if not getattr(vllm_config, "use_v2_model_runner", False):
+        return False
+    from vllm.platforms import current_platform
+
+    return not current_platform.is_cpu()

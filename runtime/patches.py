@@ -34,10 +34,16 @@ LEDGER = (
         "vLLM lets a plugin validate extra_args",
     ),
     Patch(
-        "the worker's model runner (instance)",
+        "the worker's model runner, V1 or V2 (instance)",
         "__class__",
         "the worker builds its runner by name; the subclass only adds methods, so the built object can take it",
         "vLLM has a runner_cls",
+    ),
+    Patch(
+        "the model runner V2 (instance)",
+        "lora_state",
+        "stock makes a Python object of every token of every step; ours gives arrays",
+        "vLLM's LoraState does",
     ),
     Patch(
         "LoRA requests in the scheduler (instances)",
@@ -48,9 +54,9 @@ LEDGER = (
     Patch(
         "LoRA layers of the model (instances)",
         "punica_wrapper",
-        "CPU: stock kernels take index -1 (no adapter) for the last slot's adapter (vLLM PRs 48421, 49656); "
-        "CUDA in float32: stock kernels refuse it",
-        "the lowest supported vLLM has both",
+        "CUDA: stock kernels cost the same for released rows, and their preparation waits for the GPU; in float32 they "
+        "refuse. CPU: they take index -1 (no adapter) for the last slot's adapter (vLLM PRs 48421, 49656)",
+        "vLLM lets a plugin choose the wrapper",
     ),
 )
 

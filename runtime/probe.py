@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
@@ -32,13 +33,25 @@ def base_logits(runner: Any, rows: list[int], tokens: list[int], input_ids: Any,
     slots = {layer: slot[token_index] for layer, slot in live.slot_mapping.items()}
     common = _metadata(runner, row_index, next(iter(slots.values())))
     metadata = {
-        layer: group.get_metadata_builder(0).build(0, common)
-        for group in runner.attn_groups[0]
+        layer: builder.build(0, common)
+        for builder, group in zip(_builders(runner), runner.attn_groups[0], strict=True)
         for layer in group.layer_names
     }
+    # No graph mode is named, so the pass runs outside CUDA graphs, whatever the step itself does.
     with set_forward_context(metadata, runner.vllm_config, num_tokens=len(rows), slot_mapping=slots):
         hidden = runner.model(input_ids=input_ids[token_index], positions=positions[token_index])
     return runner.model.compute_logits(hidden)  # type: ignore[no-any-return]
+
+
+def _builders(runner: Any) -> list[Any]:
+    """A metadata builder for each attention group, beside vLLM's own: those hold buffers that captured graphs read,
+    which were filled for this step before the probe."""
+    if not hasattr(runner, "lorazor_builders"):
+        stock = [group.get_metadata_builder(0) for group in runner.attn_groups[0]]
+        with set_current_vllm_config(runner.vllm_config):
+            runner.lorazor_builders = [type(b)(b.kv_cache_spec, b.layer_names, b.vllm_config, b.device) for b in stock]
+    builders: list[Any] = runner.lorazor_builders
+    return builders
 
 
 def _metadata(runner: Any, rows: torch.Tensor, slots: torch.Tensor) -> Any:

@@ -10,7 +10,7 @@ multiplies its own rows:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -105,11 +105,23 @@ class ActiveRowPunica(PunicaWrapperBase):
         add_rows(flat, low, lora_b_stacked, self._sampler_groups)
 
 
+def replace_wrappers(manager: Any, make: Callable[[Any], Any], layers: Any = object) -> None:
+    """Swap each stock wrapper for `make(stock)`, in the manager and in its layers of the classes `layers`."""
+    made: dict[int, Any] = {}
+    stocks = list(manager.punica_wrapper_mapping.items())  # also keeps the ids from being used again
+    for key, stock in stocks:
+        if id(stock) not in made:
+            made[id(stock)] = make(stock)
+        manager.punica_wrapper_mapping[key] = made[id(stock)]
+    for module in manager.modules.values():
+        ours = made.get(id(getattr(module, "punica_wrapper", None)))
+        if ours is not None and isinstance(module, layers):
+            module.set_mapping(ours)
+
+
 def use_active_rows(manager: Any) -> None:
-    """Swap every LoRA layer's wrapper for ours; call after the model is loaded and before it first runs."""
-    for key, stock in list(manager.punica_wrapper_mapping.items()):
-        ours = ActiveRowPunica(stock._token_lora_indices.shape[0], stock._seq_lengths.shape[0], stock.device)
-        manager.punica_wrapper_mapping[key] = ours
-        for module in manager.modules.values():
-            if getattr(module, "punica_wrapper", None) is stock:
-                module.set_mapping(ours)
+    """Swap every LoRA layer's wrapper for the one above."""
+    replace_wrappers(
+        manager,
+        lambda stock: ActiveRowPunica(stock._token_lora_indices.shape[0], stock._seq_lengths.shape[0], stock.device),
+    )

@@ -15,10 +15,10 @@ import torch
 from vllm.platforms import current_platform
 
 from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS, adapter_signals, probe_signals
+from lorazor.runtime.active_loras import ActiveLoras
 from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
 from lorazor.runtime.mapping import map_tokens
 from lorazor.runtime.probe import base_logits
-from lorazor.runtime.punica import use_active_rows
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner as StockRunner
@@ -28,7 +28,7 @@ else:
 logger = logging.getLogger("vllm.lorazor")
 
 
-class LoRazorRunner(StockRunner):
+class LoRazorRunner(ActiveLoras, StockRunner):
     """Given to the built runner as its class by the worker, which then calls `start_lorazor`."""
 
     core: ReleaseCore
@@ -44,12 +44,6 @@ class LoRazorRunner(StockRunner):
         self._told_of_signals = False
         self._leaving: set[int] = set()
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load, then take over the LoRA layers where stock has none that are right (see punica.py)."""
-        super().load_model(*args, **kwargs)
-        if current_platform.is_cpu() or self.dtype == torch.float32:
-            use_active_rows(self.lora_manager._adapter_manager)
-
     # ------------------------------------------------------------------ before the forward pass
     def set_active_loras(
         self, input_batch: Any, num_scheduled_tokens: Any, num_sampled_tokens: Any = None, *args: Any, **kwargs: Any
@@ -62,7 +56,7 @@ class LoRazorRunner(StockRunner):
         self._admit(ids)
         mapping = map_tokens(adapters, [self.core.boundary(i) for i in ids], start, counts)
         requests = {input_batch.lora_id_to_lora_request[a] for a in set(adapters[mapping.active > 0].tolist())}
-        self._mapping = (tuple(mapping.per_row.tolist()), tuple(mapping.per_token.tolist()), requests, *args)
+        self._mapping = (mapping.per_row, mapping.per_token, requests, *args)
         self._set_active_loras(*self._mapping, **kwargs)
         self._plan_probes(ids, start, counts)
         self.core.counters.add("lorazor_active_rows", int((mapping.active > 0).sum()))
@@ -106,7 +100,7 @@ class LoRazorRunner(StockRunner):
     def _probe(self, plan: list[tuple[int, int]], input_ids: Any, positions: Any) -> None:
         rows, tokens = [r for r, _ in plan], [t for _, t in plan]
         began = time.perf_counter()
-        nobody = (0,) * len(plan)
+        nobody = np.zeros(len(plan), np.int64)
         try:
             self._set_active_loras(nobody, nobody, set())
             self._probed = rows, base_logits(self, rows, tokens, input_ids, positions)

@@ -1,4 +1,4 @@
-"""vLLM's worker with a LoRazor runner in it, and the calls that the endpoints and `lorazor collect` make."""
+"""vLLM's worker with releases (model runner V1), and the calls that the endpoints and `lorazor collect` make."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lorazor.policy.fingerprint import fingerprint
 from lorazor.runtime.config import runtime_config
 from lorazor.runtime.core import ReleaseCore
 from lorazor.runtime.runner import LoRazorRunner
+from lorazor.runtime.warmup import take_over_and_warm_up
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as StockWorker
@@ -57,6 +58,7 @@ class LoRazorWorker(StockWorker):
             InputError: a damaged policy, or one for another base.
         """
         super().load_model(*args, **kwargs)
+        take_over_and_warm_up(self.model_runner)
         config = runtime_config(self.vllm_config.additional_config)
         assert config is not None, "LoRazorWorker without the key lorazor in additional_config"
         artifact = load_artifact(config.policy, fingerprint(self._base_folder())) if config.policy else None

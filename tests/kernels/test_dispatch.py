@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -10,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorazor.kernels import reference
 from lorazor.kernels.dispatch import Path, add_lora, path_for
 from lorazor.kernels.plan import DECODE_ROWS, plan_for
 from tests.kernels.cases import (
@@ -24,6 +24,7 @@ from tests.kernels.cases import (
     exact_add,
     make_layer,
     patterns,
+    plain_add,
     tiles_of,
 )
 
@@ -32,7 +33,7 @@ def check(layer: Layer, slots: list[int], device: str) -> None:
     """The kernels' error against float64 is no larger than the reference's, and idle rows keep their bits."""
     tiles = tiles_of(slots, device)
     exact = exact_add(layer, tiles)
-    plain = reference.add_lora(layer.y.clone(), layer.x, layer.lora_a, layer.lora_b, tiles)
+    plain = plain_add(layer, tiles)
     y = add_lora(layer.y.clone(), layer.x, layer.lora_a, layer.lora_b, tiles, path="triton")
     assert error(y, exact) <= error(plain, exact) + TOLERANCE[y.dtype]
     idle = [row for row, slot in enumerate(slots) if slot < 0]
@@ -89,7 +90,7 @@ def test_mixed_ranks_skip_the_padding(device: str) -> None:
             weight[slot, 0, :, rank:] = 0
     tiles = tiles_of([0, 1, 2, 3, -1, 3, 2, 1, 0], device)
     exact = exact_add(layer, tiles)
-    plain = reference.add_lora(layer.y.clone(), layer.x, layer.lora_a, layer.lora_b, tiles)
+    plain = plain_add(layer, tiles)
     for slot, rank in enumerate(ranks):
         for weight in layer.lora_a:
             weight[slot, 0, rank:] = float("nan")
@@ -119,18 +120,30 @@ def test_dispatch_is_the_two_launches(device: str) -> None:
 
     layer = make_layer((1100, 16, (40, 24)), 5, dtypes(device)[0], device)
     tiles = tiles_of([0, -1, 2, 2, 1], device)
-    plan = plan_for(5, 1100, 16)
     y = expand(shrink(layer.x, layer.lora_a, tiles), layer.lora_b, layer.y.clone(), tiles)
     path: Path | None = None if device == "cuda" else "triton"
-    out = add_lora(layer.y.clone(), layer.x, layer.lora_a, layer.lora_b, tiles, plan=plan, path=path)
-    assert torch.equal(out, y)
+    assert torch.equal(add_lora(layer.y.clone(), layer.x, layer.lora_a, layer.lora_b, tiles, path=path), y)
+
+
+def test_other_divisions_of_the_work(device: str) -> None:
+    """Fewer programs and smaller blocks: the same bits on a GPU, and nearly so where products are interpreted."""
+    for shape in SHAPES:
+        layer = make_layer(shape, 35, dtypes(device)[0], device)
+        tiles = tiles_of([0, -1, 2, 2, 1] * 7, device)
+        plan = plan_for(35, shape[0], shape[1])
+        other = dataclasses.replace(plan, block_k=256, early=False, block_n=32, shrink_programs=1, expand_programs=1)
+        plain, divided = (
+            add_lora(layer.y.clone(), layer.x, layer.lora_a, layer.lora_b, tiles, plan=p, path="triton")
+            for p in (plan, other)
+        )
+        assert torch.equal(divided, plain) if device == "cuda" else error(divided, plain) <= TOLERANCE[plain.dtype]
 
 
 def test_a_cpu_takes_the_reference() -> None:
     """A CPU tensor takes the reference, bit for bit, and CUDA means the kernels."""
     layer = make_layer((64, 16, (40,)), 4, torch.float32, "cpu")
     tiles = tiles_of([0, -1, MAX_LORAS - 1, 1], "cpu")
-    plain = reference.add_lora(layer.y.clone(), layer.x, layer.lora_a, layer.lora_b, tiles)
+    plain = plain_add(layer, tiles)
     assert torch.equal(add_lora(layer.y.clone(), layer.x, layer.lora_a, layer.lora_b, tiles), plain)
     assert path_for(torch.device("cuda")) == "triton"
 

@@ -22,13 +22,13 @@ def test_shrink_writes_active_rows_only(device: str) -> None:
         layer = make_layer((1100, 40, (8, 8)), len(SLOTS), dtype, device)
         tiles = tiles_of(SLOTS, device)
         splits = plan_for(len(SLOTS), 1100, 40).splits(1100)
-        out = torch.full((2, splits, len(SLOTS), 40), float("nan"), device=device)
+        out = torch.full((len(SLOTS), 2, splits, 40), float("nan"), device=device)
         shrink(layer.x, layer.lora_a, tiles, out=out)
         assert splits > 1
-        assert out[:, :, IDLE].isnan().all()
+        assert out[IDLE].isnan().all()
         wide = layer.to(torch.float64)
-        exact = reference.shrink(wide.x, wide.lora_a, tiles)[:, 0, ACTIVE]
-        assert error(out[:, :, ACTIVE].sum(1), exact) <= 1e-5  # tensor cores cut, not round, when they add
+        exact = reference.shrink(wide.x, wide.lora_a, tiles)[ACTIVE, :, 0]
+        assert error(out[ACTIVE].sum(2), exact) <= 1e-5  # tensor cores cut, not round, when they add
 
 
 def test_expand_never_reads_idle_rows(device: str) -> None:
@@ -37,8 +37,8 @@ def test_expand_never_reads_idle_rows(device: str) -> None:
 
     layer = make_layer((64, 16, (40, 24)), len(SLOTS), dtypes(device)[0], device)
     tiles = tiles_of(SLOTS, device)
-    partial = torch.randn(2, 3, len(SLOTS), 16, device=device)
-    partial[:, :, IDLE] = float("nan")
+    partial = torch.randn(len(SLOTS), 2, 3, 16, device=device)
+    partial[IDLE] = float("nan")
     y = expand(partial, layer.lora_b, layer.y.clone(), tiles)
     plain = reference.expand(partial, layer.lora_b, layer.y.clone(), tiles)
     assert error(y, plain) <= TOLERANCE[y.dtype]
@@ -51,7 +51,7 @@ def test_misfits_are_refused(device: str) -> None:
     from lorazor.kernels.shrink import shrink
 
     layer, tiles = make_layer((64, 16, (40,)), 4, dtypes(device)[0], device), tiles_of([0] * 4, device)
-    partial = torch.zeros(1, 1, 4, 16, device=device)
+    partial = torch.zeros(4, 1, 1, 16, device=device)
     with pytest.raises(ValueError, match=r"found torch\.float64"):
         shrink(layer.x, [w.double() for w in layer.lora_a], tiles)
     with pytest.raises(ValueError, match="1 to 3 slices, not 4"):

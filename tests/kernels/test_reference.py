@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lorazor.kernels import reference
-from tests.kernels.cases import MAX_LORAS, make_layer, tiles_of
+from lorazor.kernels.dispatch import add_lora
+from tests.kernels.cases import MAX_LORAS, make_layer, plain_add, tiles_of
 
 
 def test_reference_is_the_formula_row_by_row() -> None:
@@ -19,7 +19,7 @@ def test_reference_is_the_formula_row_by_row() -> None:
                 b[slot, 0] @ (a[slot, 0] @ layer.x[row]) for a, b in zip(layer.lora_a, layer.lora_b, strict=True)
             ]
             expected[row] += torch.cat(updates)
-    out = reference.add_lora(layer.y.clone(), layer.x, layer.lora_a, layer.lora_b, tiles_of(slots, "cpu"))
+    out = plain_add(layer, tiles_of(slots, "cpu"))
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(out[[1, 5]], layer.y[[1, 5]])
 
@@ -28,8 +28,7 @@ def test_reference_writes_and_shifts() -> None:
     """`add=False` writes the active rows only, and `offset` moves the slices to the right."""
     layer = make_layer((16, 8, (8,)), 3, torch.float32, "cpu")
     y = torch.full((3, 12), float("nan"))
-    reference.add_lora(
-        y, layer.x, layer.lora_a, layer.lora_b, tiles_of([-1, MAX_LORAS - 1, -1], "cpu"), offset=4, add=False
-    )
+    tiles = tiles_of([-1, MAX_LORAS - 1, -1], "cpu")
+    add_lora(y, layer.x, layer.lora_a, layer.lora_b, tiles, offset=4, add=False, path="reference")
     assert y.isfinite().sum() == 8
     assert y[1, 4:].isfinite().all()

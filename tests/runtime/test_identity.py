@@ -77,7 +77,7 @@ def test_an_unknown_vllm_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_ledger_names_what_is_replaced(tiny: Tiny) -> None:
-    """In a running engine exactly the ledger's entries are replaced, in its order, and each only once."""
+    """In a running engine on model runner V1 exactly the ledger's entries are replaced, and each only once."""
     from vllm.platforms import current_platform
     from vllm.v1.engine.input_processor import InputProcessor
 
@@ -96,9 +96,10 @@ def test_the_ledger_names_what_is_replaced(tiny: Tiny) -> None:
         "check_and_update_config": [hasattr(patched[0], "lorazor_original")],
         "_validate_params": [hasattr(patched[1], "lorazor_original")],
         "__class__": [type(runner) is LoRazorRunner, type(request) is ReleasableRequest],
-        "punica_wrapper": [all(type(w) is ActiveRowPunica for w in wrappers)],
+        "punica_wrapper": [all(type(w) is ActiveRowPunica for w in wrappers)],  # float32
     }
-    assert Counter(p.target for p in LEDGER) == {target: len(there) for target, there in found.items()}
+    v1 = [p for p in LEDGER if "V2" not in p.where or "V1" in p.where]
+    assert Counter(p.target for p in v1) == {target: len(there) for target, there in found.items()}
     assert all(all(there) for there in found.values())
     assert not any(hasattr(p.lorazor_original, "lorazor_original") for p in patched)
     assert all(p.why and p.until for p in LEDGER)

@@ -126,7 +126,7 @@ def test_unreadable_options_that_get_through_keep_the_adapter(
     llm: Any, tiny: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the API's check, such a request runs un-released and is counted."""
-    monkeypatch.setattr("lorazor.runtime.validate.check_extra_args", lambda extra_args: None)
+    monkeypatch.setattr("lorazor.runtime.validate.check_extra_args", lambda *args: None)
     before = counts(llm, FAILURES).get("options", 0)
     (output,) = run(llm, tiny, [Ask(prompt(3, 12), "a", "sometimes")])
     assert_text(tokens(output), reference, Ask(prompt(3, 12), "a"))
