@@ -35,7 +35,8 @@ def run_apart(
         "options": options,
         "batches": [[asdict(ask) for ask in batch] for batch in batches],
     }
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **environment}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    variables = {**os.environ, "PYTHONPATH": paths, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **environment}
     done = subprocess.run(
         [sys.executable, "-P", __file__],
         input=json.dumps(job),
