@@ -72,13 +72,17 @@ def main() -> None:
     asks = make_asks(options.model, options.count)
     texts: dict[tuple[str, int], Texts] = {}
     for name, engine in engines.items():
-        engine.wait()
+        try:
+            engine.wait()
+        except RuntimeError as ended:
+            print(f"{name}: {ended}")
+            continue
         for group in (len(asks), 24, 5, 1) if "invariant" in name else (len(asks), 24, 5):
             job = {"asks": asks, "tokens": options.tokens, "group": group, "texts": True, "ignore_eos": False}
             texts[name, group] = engine.run(**job)["texts"]
         engine.close()
     pairs = [(a, b) for a in texts for b in texts if a[0] == b[0] and a[1] > b[1]]
-    pairs += [(("stock", n), ("ours", n)) for n in (len(asks), 24, 5)]
+    pairs += [(("stock", n), ("ours", n)) for n in (len(asks), 24, 5) if {("stock", n), ("ours", n)} <= texts.keys()]
     made, rows = provenance(), []
     for one, other in pairs:
         found = agreement(texts[one], texts[other])

@@ -7,7 +7,7 @@ import torch
 
 from lorazor.kernels import reference
 from lorazor.kernels.plan import plan_for
-from tests.kernels.cases import TOLERANCE, dtypes, error, make_layer, tiles_of
+from tests.kernels.cases import SHAPES, TOLERANCE, dtypes, error, make_layer, tiles_of
 
 SLOTS = [1, -1, 0, 1, -1, 3, 1]
 ACTIVE = [row for row, slot in enumerate(SLOTS) if slot >= 0]
@@ -62,3 +62,26 @@ def test_misfits_are_refused(device: str) -> None:
         expand(partial, layer.lora_b, layer.y[:, :39], tiles)
     with pytest.raises(ValueError, match="rank 8"):
         expand(partial[..., :8], layer.lora_b, layer.y, tiles)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("shape", SHAPES, ids=["aligned", "ragged", "slices", "rank80"])
+def test_a_thousand_poisoned_repeats(shape: tuple[int, int, tuple[int, ...]]) -> None:
+    """From memory full of NaN, back to back, the bits are the same a thousand times: no race, no unwritten cell."""
+    from lorazor.kernels.expand import expand
+    from lorazor.kernels.shrink import shrink
+
+    layer, tiles = make_layer(shape, 37, torch.bfloat16, "cuda"), tiles_of([0, -1, 2, 2, 1, 3] * 6 + [0], "cuda")
+    plan = plan_for(37, shape[0], shape[1])
+    splits = (37, len(shape[2]), plan.splits(shape[0]), shape[1])
+    active = torch.tensor(([True, False] + [True] * 4) * 6 + [True], device="cuda")
+    first, parted = None, torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        partial = torch.full(splits, float("nan"), device="cuda")
+        y = torch.full_like(layer.y, float("nan"))
+        expand(shrink(layer.x, layer.lora_a, tiles, out=partial), layer.lora_b, y, tiles, add=False)
+        first = y if first is None else first
+        parted += (y[active] != first[active]).sum()  # NaN differs from itself
+    assert not parted
+    assert y[~active].isnan().all()

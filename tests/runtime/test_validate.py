@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
+from lorazor.runtime.setup import KERNEL_WORKER, WORKER
 from lorazor.runtime.validate import ExtraArgsMiddleware, check_extra_args, install
 
 
@@ -133,7 +134,8 @@ class Processor:
     """What `install` needs of vLLM's InputProcessor: the configuration and the method."""
 
     def __init__(self, additional_config: Any) -> None:
-        self.vllm_config = SimpleNamespace(additional_config=additional_config)
+        parallel = SimpleNamespace(worker_cls=WORKER)
+        self.vllm_config = SimpleNamespace(additional_config=additional_config, parallel_config=parallel)
 
     def _validate_params(self, params: Any, supported_tasks: tuple[str, ...]) -> str:
         return f"{params.extra_args} {supported_tasks}"
@@ -160,21 +162,30 @@ def test_install_refuses_with_vllms_exception(processor: type[Processor]) -> Non
 
 
 @pytest.mark.vllm
-def test_install_refuses_releases_of_an_engine_without_them(
-    processor: type[Processor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On CUDA with model runner V2, `vllm.LLM` and plain `vllm serve` say so as well."""
+def test_install_refuses_releases_of_an_engine_without_them(processor: type[Processor]) -> None:
+    """Where the worker has the kernels alone, `vllm.LLM` and plain `vllm serve` say so as well."""
     from vllm.exceptions import VLLMValidationError
-    from vllm.platforms import current_platform
 
     engine = processor({"lorazor": {}})
-    engine.vllm_config.use_v2_model_runner = True
     asked = SimpleNamespace(extra_args={"lorazor_release": 3})
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
     engine._validate_params(asked, ("generate",))
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    engine.vllm_config.parallel_config.worker_cls = KERNEL_WORKER
     with pytest.raises(VLLMValidationError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
         engine._validate_params(asked, ("generate",))
+
+
+@pytest.mark.vllm
+def test_a_request_does_not_ask_vllm_for_its_model_runner(processor: type[Processor]) -> None:
+    """That answer reads the metadata of every installed package: ten milliseconds a request."""
+
+    class Config(SimpleNamespace):
+        @property
+        def use_v2_model_runner(self) -> bool:
+            raise AssertionError("asked")
+
+    engine = processor({"lorazor": {}})
+    engine.vllm_config = Config(**vars(engine.vllm_config))
+    engine._validate_params(SimpleNamespace(extra_args={"lorazor_release": 3}), ("generate",))
 
 
 @pytest.mark.parametrize("config", [{}, {"other": 1}, None, object()])
