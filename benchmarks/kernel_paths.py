@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import quantiles
 from typing import Protocol
 
@@ -11,7 +13,12 @@ from kernel_points import Module
 
 from lorazor.kernels.dispatch import add_lora
 from lorazor.kernels.metadata import TileList
-from lorazor.kernels.plan import Plan
+from lorazor.kernels.plan import Plan, plan_for
+
+CONFIG_FOLDER = "VLLM_TUNED_CONFIG_FOLDER"
+WARM_UP = 2
+# Clock cycles (0.2 ms) that the device is kept busy while the host launches what is to be timed.
+HEAD_START = 400_000
 
 
 class Contestant(Protocol):
@@ -20,33 +27,55 @@ class Contestant(Protocol):
     def __call__(self, module: Module, y: torch.Tensor) -> None: ...
 
 
-def ours(listed: TileList, rows: int, plan_of: Callable[[Module], Plan] | None = None) -> Contestant:
-    """Our kernels over the tiles that `listed` holds when they run."""
+def ours(
+    listed: TileList, rows: int, ranks: torch.Tensor | None = None, change: Callable[[Plan], Plan] | None = None
+) -> Contestant:
+    """Our kernels over the tiles that `listed` holds when they run; `change` makes another plan of the default one."""
     tiles = listed.view(rows)
 
     def run(module: Module, y: torch.Tensor) -> None:
-        plan = plan_of(module) if plan_of else None
-        add_lora(y, module.x, module.lora_a, module.lora_b, tiles, plan=plan, path="triton")
+        plan = plan_for(rows, module.x.shape[1], module.lora_a[0].shape[2])
+        plan = change(plan) if change else plan
+        add_lora(y, module.x, module.lora_a, module.lora_b, tiles, ranks=ranks, plan=plan, path="triton")
 
     return run
 
 
-def stock(slots: torch.Tensor, adapters: int) -> Contestant:
-    """vLLM's kernels, at their best: the grid covers the adapters that are active (and "none") and no more.
+def has_stock() -> bool:
+    """Whether vLLM is there; says so if not."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        import vllm.lora.ops.triton_ops  # noqa: F401
+    except ImportError as missing:
+        print(f"stock is left out: {missing}")
+        return False
+    return True
 
-    Raises ImportError where there is no vLLM.
-    """
-    from vllm.lora.ops.triton_ops import LoRAKernelMeta, lora_expand, lora_shrink, utils
 
-    # vLLM keeps strides by address, and the weights of an earlier point may have lain at the same one.
-    utils._LORA_A_PTR_DICT.clear()
-    utils._LORA_B_PTR_DICT.clear()
+def use_configs(folder: Path | None) -> None:
+    """Have vLLM launch its LoRA kernels with the tuned configurations of that folder; None: its defaults."""
+    from vllm.lora.ops.triton_ops import utils
+
+    if os.environ.get(CONFIG_FOLDER) == (str(folder) if folder else None):
+        return
+    os.environ.pop(CONFIG_FOLDER, None)
+    if folder:
+        os.environ[CONFIG_FOLDER] = str(folder)
+    utils.load_lora_op_config.cache_clear()
+    utils.get_lora_op_configs.cache_clear()
+
+
+def stock(slots: torch.Tensor, adapters: int, configs: Path | None = None) -> Contestant:
+    """vLLM's kernels, at their best: the grid covers the adapters that are active (and "none") and no more."""
+    from vllm.lora.ops.triton_ops import LoRAKernelMeta, lora_expand, lora_shrink
+
     rows = len(slots)
     meta = LoRAKernelMeta.make(adapters, rows, "cuda")
     meta.prepare_tensors(slots.cuda())
     arguments = meta.meta_args(rows, specialize_active_lora=True)
 
     def run(module: Module, y: torch.Tensor) -> None:
+        use_configs(configs)
         rank = module.lora_a[0].shape[2]
         buffer = torch.empty((len(module.lora_a), rows, rank), dtype=torch.float32, device="cuda")
         lora_shrink(module.x, module.lora_a, buffer, *arguments, 1.0)
@@ -56,7 +85,7 @@ def stock(slots: torch.Tensor, adapters: int) -> Contestant:
 
 
 def capture(contestant: Contestant, model: Sequence[Module]) -> torch.cuda.CUDAGraph:
-    """All modules in one graph, after an eager pass that compiles."""
+    """All modules in one graph, after an eager pass that compiles (and lets vLLM look up all weights' addresses)."""
     for module in model:
         contestant(module, module.y)
     torch.cuda.synchronize()
@@ -67,17 +96,23 @@ def capture(contestant: Contestant, model: Sequence[Module]) -> torch.cuda.CUDAG
     return graph
 
 
-def alternate(actions: dict[str, Callable[[], object]], replays: int) -> dict[str, tuple[float, float, float]]:
-    """Milliseconds (median, p20, p80) of each action on the device, taking turns."""
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, p20 and p80."""
+    cuts = quantiles(values, n=10, method="inclusive")
+    return {"ms": cuts[4], "p20": cuts[1], "p80": cuts[7]}
+
+
+def alternate(actions: dict[str, Callable[[], object]], replays: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each action on the device, taking turns; the host's launching is not in them."""
     times: dict[str, list[float]] = {name: [] for name in actions}
-    for turn in range(replays + 3):
+    for turn in range(WARM_UP + replays):
         for name, action in actions.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(HEAD_START)  # type: ignore[no-untyped-call]
             start.record()
             action()
             end.record()
             end.synchronize()
-            if turn >= 3:
+            if turn >= WARM_UP:
                 times[name].append(start.elapsed_time(end))
-    cuts = {name: quantiles(values, n=10, method="inclusive") for name, values in times.items()}
-    return {name: (cut[4], cut[1], cut[7]) for name, cut in cuts.items()}
+    return {name: spread(values) for name, values in times.items()}

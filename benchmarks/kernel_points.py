@@ -59,7 +59,7 @@ class Point:
         return torch.tensor([self.ranks[i % len(self.ranks)] for i in range(self.adapters)], dtype=torch.int32)
 
     def actives(self, shares: Sequence[float]) -> dict[int, float]:
-        """The numbers of active rows to measure, each with its share: one that rounds to none is 0 %, none comes twice."""
+        """The numbers of active rows to measure, each once, with the share; one that rounds to no row is 0 %."""
         found: dict[int, float] = {}
         for share in shares:
             active = round(share * self.rows)
@@ -77,7 +77,7 @@ class Point:
         """Each active adapter's weights (of its own rank) and each active row's input read once, its output read and
         written once."""
         active = slots[slots >= 0]
-        ranks = int(self.own_ranks()[active.unique().long()].sum())
+        ranks = sum(self.ranks[slot % len(self.ranks)] for slot in set(active.tolist()))
         total = 0
         for in_features, widths in MODULES:
             weights = ranks * (len(widths) * in_features + sum(widths))
@@ -104,7 +104,7 @@ def draw(*size: int, scale: float) -> torch.Tensor:
 def make_weights(adapters: int, ranks: tuple[int, ...]) -> list[tuple[Weights, Weights]]:
     """A and B of all layers' modules, different in each layer, so that they do not stay in the cache.
 
-    All points of a configuration share them, and they are kept: 34 GB for the whole grid. (So no address is used twice,
+    All points of a configuration share them, and they are kept: 30 GB for the whole grid. (So no address is used twice,
     which vLLM, keeping strides by address, would take for the same weights.)
     """
     rank, own = max(ranks), Point(adapters, ranks, 1).own_ranks().cuda()

@@ -1,204 +1,183 @@
 """LoRA kernels alone: ours against stock vLLM's, taking turns, one CUDA graph over 32 layers x 4 modules each.
 
-    python benchmarks/kernels.py --out kernels.csv                    # tests first, then the default points
-    python benchmarks/kernels.py --points 8x16x128,16x64x128 --tune 8x16x128 --skip-tests
+    python benchmarks/kernels.py --tune-stock --out kernels.csv                 # tests first, then the whole grid
+    python benchmarks/kernels.py --points 8x16x128,24x8+16+64x128 --tune 8x16x128 --skip-tests
 
-A point is adapters x rank x rows. Tests run first, and at each point both paths are held against float64; a path that
-is wrong gets no time. Without vLLM ours runs alone. The table comes last. Points that no longer fit into
---seconds are left out and named.
+A point is adapters x rank x rows (kernel_points.py). Tests run first, and at each point and share of active rows every
+path is held against float64 (one layer, all of its modules, the partial sums' memory poisoned); a path that is further
+off than stock gets no time. Times are the device's: medians, p20 and p80 of graph replays that take turns.
+
+Stock's grid is specialized to the adapters that are active. --tune-stock tries a few configurations of its kernels
+through vLLM's own folder of tuned ones; if any is faster, it is measured everywhere as the path "stock, tuned", and
+the better of the two stands for stock. With no active row vLLM launches no LoRA kernel at all, which the host knows
+before the step; so at 0 % there is no time of stock, ours is timed, and no ratio counts. Without vLLM ours runs alone.
+
+The CSV is written after each point. No point is started after --seconds; the ones left out are named at the end. The
+whole grid takes 30 GB and, on an H200, about three minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import dataclasses
-import os
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from kernel_paths import Contestant, alternate, capture, ours, stock
-from kernel_points import MODULES, Module, Point, make_model
+from engines import provenance, write_rows
+from kernel_errors import errors, passing
+from kernel_paths import Contestant, alternate, capture, has_stock, ours, spread, stock
+from kernel_points import Module, Point, grid, make_model
+from kernel_report import Row, header, lines, summary
+from kernel_tuning import CHANGES, tune_stock
 
-from lorazor.kernels.dispatch import add_lora
 from lorazor.kernels.metadata import TileList
-from lorazor.kernels.plan import Plan, plan_for
-from lorazor.training.provenance import git_sha
 
-POINTS = "8x16x128,16x64x128,32x16x128,4x16x2048,8x16x8,1x16x1,64x16x128,8x128x128,4x16x8192,32x8x256"
 START = time.monotonic()
 
 
-def error(contestant: Contestant, model: list[Module], tiles: torch.Tensor) -> float:
-    """The largest error of one layer's modules against float64; infinite if an idle row changed."""
-    rows = tiles[1 : 1 + int(tiles[0, 0]), 1:].flatten()
-    idle = torch.ones(len(model[0].y), dtype=torch.bool, device="cuda")
-    idle[rows[rows >= 0].long()] = False
-    worst = 0.0
-    for module in model[: len(MODULES)]:
-        before, y = torch.randn_like(module.y), torch.empty_like(module.y)
-        y.copy_(before)
-        contestant(module, y)
-        wide = [[w.double() for w in weights] for weights in (module.lora_a, module.lora_b)]
-        exact = add_lora(before.double(), module.x.double(), wide[0], wide[1], tiles, path="reference")
-        gap = float((y.double() - exact).norm() / exact.norm())
-        worst = max(worst, gap if torch.equal(y[idle], before[idle]) and gap == gap else float("inf"))
-    return worst
-
-
-def variants(point: Point) -> dict[str, Callable[[Module], Plan]]:
-    """Other plans to time with --tune, each changing one choice of the default."""
-
-    def change(**fields: object) -> Callable[[Module], Plan]:
-        def plan_of(module: Module) -> Plan:
-            plan = plan_for(point.rows, module.x.shape[1], point.rank)
-            given = {name: value(plan) if callable(value) else value for name, value in fields.items()}
-            return dataclasses.replace(plan, **given)  # type: ignore[arg-type]
-
-        return plan_of
-
-    def half_chunk(plan: Plan) -> int:
-        return plan.chunk // 2
-
-    def double_chunk(plan: Plan) -> int:
-        return plan.chunk * 2
-
-    return {
-        "pdl off": change(pdl=False),
-        "chunk/2": change(chunk=half_chunk, block_k=lambda plan: min(plan.block_k, half_chunk(plan))),
-        "chunk*2": change(chunk=double_chunk),
-        "block_k/2": change(block_k=lambda plan: plan.block_k // 2),
-        "shrink_rank/2": change(shrink_rank=lambda plan: max(16, plan.shrink_rank // 2)),
-        "shrink 8 warps": change(shrink_warps=8),
-        "stages 4": change(shrink_stages=4),
-        "block_n/2": change(block_n=lambda plan: plan.block_n // 2),
-        "block_n*2": change(block_n=lambda plan: plan.block_n * 2),
-        "expand 8 warps": change(expand_warps=8),
-    }
-
-
-def measure(point: Point, shares: list[float], options: argparse.Namespace) -> list[dict[str, object]]:
-    """Rows of the table for one point: every share, ours (and its variants) beside stock."""
-    model = make_model(point.adapters, point.rank, point.rows)
-    listed = TileList(point.rows, point.adapters, "cuda")
-    listed.build(point.slots(1.0).cuda())
-    plans: dict[str, Callable[[Module], Plan] | None] = {"ours": None}
+def our_paths(point: Point, listed: TileList, options: argparse.Namespace) -> dict[str, Contestant]:
+    """Ours, and with --tune its other plans."""
+    ranks = point.own_ranks().cuda() if len(point.ranks) > 1 else None
+    found = {"ours": ours(listed, point.rows, ranks)}
     if point in options.tune:
-        plans |= {f"ours, {name}": plan_of for name, plan_of in variants(point).items()}
-    contestants = {name: ours(listed, point.rows, plan_of) for name, plan_of in plans.items()}
-    graphs = {name: capture(contestant, model) for name, contestant in contestants.items()}
-    rows = []
-    for share in shares:
-        slots = point.slots(share)
+        found |= {f"ours, {name}": ours(listed, point.rows, ranks, change) for name, change in CHANGES.items()}
+    return found
+
+
+def capture_all(contestants: dict[str, Contestant], model: list[Module]) -> dict[str, torch.cuda.CUDAGraph]:
+    """Their graphs; another plan that is too large for the device is left out and named."""
+    graphs = {}
+    for name, contestant in contestants.items():
+        try:
+            graphs[name] = capture(contestant, model)
+        except Exception as failure:
+            if name == "ours":
+                raise
+            print(f"{name} cannot run: {type(failure).__name__}: {str(failure)[:80]}")
+    return graphs
+
+
+def measure(point: Point, options: argparse.Namespace, tuned: Path | None) -> list[Row]:
+    """Rows of the table for one point: at every share, ours (and its other plans) beside stock."""
+    model = make_model(point)
+    listed = TileList(point.rows, point.adapters, "cuda")
+    listed.build(point.slots(point.rows).cuda())
+    mine = our_paths(point, listed, options)
+    graphs = capture_all(mine, model)
+    rows: list[Row] = []
+    for active, share in point.actives(options.shares).items():
+        slots = point.slots(active)
         listed.build(slots.cuda())
-        tiles = listed.view(point.rows)
-        errors = {name: error(contestant, model, tiles) for name, contestant in contestants.items()}
-        actions: dict[str, Callable[[], object]] = {name: graph.replay for name, graph in graphs.items()}
-        if options.stock and (slots >= 0).any():  # with no active row stock launches nothing
-            theirs = stock(slots, point.adapters)
-            errors["stock"] = error(theirs, model, tiles)
-            actions["stock"] = capture(theirs, model).replay
-        allowed = errors.get("stock", 0.0) * 1.02 + (1e-5 if "stock" in errors else 1e-2)
-        good = {name: action for name, action in actions.items() if errors[name] <= allowed}
-        times = alternate(good, options.replays)
-        for name in actions:
-            median, p20, p80 = times.get(name, (None, None, None))
-            rows.append(
-                {**dataclasses.asdict(point), "share": share, "path": name, "ms": median, "p20": p20, "p80": p80}
-                | {"least_ms": point.least_ms(slots), "error": errors[name]}
-            )
+        contestants = {name: mine[name] for name in graphs}
+        if options.stock and active:
+            contestants["stock"] = stock(slots, point.adapters)
+            if tuned:
+                contestants["stock, tuned"] = stock(slots, point.adapters, tuned)
+        found = errors(contestants, model, slots)
+        replays = {name: graphs.get(name) or capture(contestants[name], model) for name in passing(found)}
+        times = alternate({name: graph.replay for name, graph in replays.items()}, options.replays)
+        where = {"adapters": point.adapters, "rank": point.rank_text, "rows": point.rows, "share": share}
+        for name in contestants:
+            row = {**where, "active": active, "path": name, **times.get(name, dict.fromkeys(("ms", "p20", "p80")))}
+            rows.append(row | {"least_ms": point.least_ms(slots), "error": found[name]})
     return rows
 
 
-def metadata(rows: int, max_loras: int) -> list[dict[str, object]]:
-    """Host and device time of one step's tile list, by both builders."""
+def metadata(rows: int, max_loras: int) -> list[Row]:
+    """Host and device time of one step's tile list, from slots on the device ("build") and on the host ("copy")."""
     listed = TileList(rows, max_loras, "cuda")
-    host = Point(max_loras, 1, rows).slots(0.5)
+    host = Point(max_loras, (1,), rows).slots(rows // 2)
     device, array = host.cuda(), host.numpy()
-    actions = {"build": lambda: listed.build(device), "numpy": lambda: listed.copy(array)}
-    found = alternate(actions, 200)
-    table: list[dict[str, object]] = []
+    actions: dict[str, Callable[[], object]] = {
+        "build": lambda: listed.build(device),
+        "copy": lambda: listed.copy(array),
+    }
+    found = alternate(actions, 100)
+    table = []
     for name, action in actions.items():
         spent = []
-        for _ in range(200):
+        for _ in range(100):
             torch.cuda.synchronize()
             start = time.perf_counter()
             action()
             spent.append((time.perf_counter() - start) * 1e3)
-        table.append({"adapters": max_loras, "rows": rows, "path": f"metadata {name}, host", "ms": sorted(spent)[100]})
-        table.append({"adapters": max_loras, "rows": rows, "path": f"metadata {name}, device", "ms": found[name][0]})
+        for side, times in (("host", spread(spent)), ("device", found[name])):
+            table.append({"adapters": max_loras, "rows": rows, "path": f"metadata {name}, {side}", **times})
     return table
 
 
-def provenance() -> dict[str, object]:
-    """What every row of the CSV carries."""
-    found: dict[str, object] = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
-    for package in ("torch", "triton", "vllm"):
+def run_tests() -> None:
+    """The kernels' tests on the GPU; ends the program if they fail."""
+    tests = Path(__file__).parent.parent / "tests" / "kernels"
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", str(tests)]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit("The kernels' tests fail: no speed is shown.")
+
+
+def measure_all(points: list[Point], options: argparse.Namespace, tuned: Path | None, listed: list[Row]) -> list[Row]:
+    """The points in order, as many as the time allows; each is printed and the CSV written when it is done."""
+    rows: list[Row] = []
+    skipped: list[str] = []
+    made = provenance()
+    for point in points:
+        if time.monotonic() - START > options.seconds:
+            skipped.append(str(point))
+            continue
         try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = ""
-    # A copy without its git folder is told the revision.
-    revision = os.environ.get("GIT_REVISION") or git_sha(Path(__file__).parent)
-    return found | {"gpu": torch.cuda.get_device_name(), "argv": " ".join(sys.argv[1:]), "git": revision}
+            found = measure(point, options, tuned)
+        except Exception:  # the other points are still worth their time
+            traceback.print_exc(limit=-4, file=sys.stdout)
+            print(f"{point} failed")
+            torch.cuda.synchronize()  # raises again if nothing can run any more
+            continue
+        rows += found
+        print(lines(found, options.shares), flush=True)
+        write_rows(options.out, [row | made for row in [*rows, *listed]])
+        torch.cuda.empty_cache()
+    if skipped:
+        print("left out for lack of time: " + ", ".join(skipped))
+    return rows
 
 
-def write(path: Path, rows: list[dict[str, object]]) -> None:
-    """All rows so far, replaced as a whole."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
-        table = csv.DictWriter(file, names)
-        table.writeheader()
-        table.writerows(rows)
-    os.replace(temporary, path)
-
-
-def main() -> None:
-    """Tests, then points in order, as many as the time allows."""
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", default=POINTS, help="adapters x rank x rows, comma-separated")
-    parser.add_argument("--shares", default="1,0.125,0", help="shares of active rows")
-    parser.add_argument("--replays", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=140.0, help="start no further point after this time")
+    parser.add_argument("--points", default=",".join(grid()), help="adapters x rank x rows, comma-separated")
+    parser.add_argument("--shares", default="1,0.5,0.25,0.125,0.03,0", help="shares of active rows")
+    parser.add_argument("--replays", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=200.0, help="start no further point after this time")
     parser.add_argument("--out", type=Path, default=Path("kernels.csv"))
-    parser.add_argument("--tune", default="", help="the points at which other plans are timed too")
+    parser.add_argument("--tune", default="", help="the points at which other plans of ours are timed too")
+    parser.add_argument("--tune-stock", action="store_true", help="look for better configurations of stock first")
     parser.add_argument("--no-stock", dest="stock", action="store_false")
     parser.add_argument("--skip-tests", action="store_true")
     options = parser.parse_args()
-    options.tune = [Point.parse(text) for text in options.tune.split(",") if text]
+    options.shares = [float(share) for share in options.shares.split(",")]
+    options.points, options.tune = (
+        [Point.parse(text) for text in given.split(",") if text] for given in (options.points, options.tune)
+    )
+    return options
+
+
+def main() -> None:
+    """Tests, the tile list, stock's tuning, then the points."""
+    options = parse()
     if not options.skip_tests:
-        tests = Path(__file__).parent.parent / "tests" / "kernels"
-        command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", str(tests)]
-        if subprocess.run(command, check=False).returncode:
-            sys.exit("The kernels' tests fail: no speed is shown.")
-    if options.stock:
-        try:
-            import vllm.lora.ops.triton_ops  # noqa: F401
-        except ImportError as missing:
-            print(f"stock is left out: {missing}")
-            options.stock = False
-    made, rows = provenance(), metadata(256, 16)
-    for text in options.points.split(","):
-        if time.monotonic() - START > options.seconds:
-            print(f"no time left for {text}")
-            continue
-        try:
-            rows += measure(Point.parse(text), [float(share) for share in options.shares.split(",")], options)
-        except Exception:  # the other points are still worth their time
-            traceback.print_exc()
-        write(options.out, [row | made for row in rows])
-        torch.cuda.empty_cache()
-    for row in rows:
-        print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+        run_tests()
+    options.stock = options.stock and has_stock()
+    torch.manual_seed(0)
+    listed = metadata(256, 16)
+    tuned = tune_stock() if options.stock and options.tune_stock else None
+    print(header(options.shares))
+    rows = measure_all(options.points, options, tuned, listed)
+    print(summary(rows, listed))
     print(f"{time.monotonic() - START:.0f} s")
+    if any(row["path"] == "ours" and row["ms"] is None for row in rows):
+        sys.exit("Ours is wrong somewhere.")
 
 
 if __name__ == "__main__":
