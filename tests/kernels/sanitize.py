@@ -1,13 +1,12 @@
 """Every kernel once on every test shape, for NVIDIA's checker; no test by itself.
 
-    compute-sanitizer --tool memcheck --error-exitcode 9 python tests/kernels/sanitize.py
-    compute-sanitizer --tool racecheck --error-exitcode 9 python tests/kernels/sanitize.py
+compute-sanitizer --tool memcheck --error-exitcode 9 python tests/kernels/sanitize.py
+compute-sanitizer --tool racecheck --error-exitcode 9 python tests/kernels/sanitize.py
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import torch
@@ -34,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
