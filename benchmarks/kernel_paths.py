@@ -17,8 +17,8 @@ from lorazor.kernels.plan import Plan, plan_for
 
 CONFIG_FOLDER = "VLLM_TUNED_CONFIG_FOLDER"
 WARM_UP = 2
-# Clock cycles (0.2 ms) that the device is kept busy while the host launches what is to be timed.
-HEAD_START = 400_000
+# Clock cycles (0.3 ms) that the device is kept busy while the host launches what is to be timed.
+HEAD_START = 600_000
 
 
 class Contestant(Protocol):

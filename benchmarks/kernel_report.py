@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Sequence
 from math import exp, log
+from pathlib import Path
 from typing import Any
 
 from lorazor.kernels.plan import DECODE_ROWS
 
 Row = dict[str, Any]  # of the CSV
 STOCK = ("stock", "stock, tuned")
+SHOWN = 10  # of the paths that were wrong
+
+
+def read(path: Path) -> list[Row]:
+    """The points' rows of an earlier run's CSV, without the tile list's."""
+    with path.open(newline="") as file:
+        rows: list[Row] = [row for row in csv.DictReader(file) if row["share"]]
+    for row in rows:
+        row["rows"] = int(row["rows"])
+        for number in ("share", "ms", "error"):
+            row[number] = float(row[number]) if row[number] else None
+    return rows
 
 
 def name(row: Row) -> str:
@@ -36,7 +50,7 @@ def cell(rows: Sequence[Row], path: str) -> str:
 
 def header(shares: Sequence[float]) -> str:
     """Above the lines."""
-    return f"{'ms, ours/stock':17}" + "".join(f"{100 * share:g} %".ljust(16) for share in shares)
+    return f"{'ms, ours/stock':18}" + "".join(f"{100 * share:g} %".ljust(17) for share in shares)
 
 
 def lines(rows: Sequence[Row], shares: Sequence[float]) -> str:
@@ -45,7 +59,7 @@ def lines(rows: Sequence[Row], shares: Sequence[float]) -> str:
     for path in dict.fromkeys(row["path"] for row in rows if row["path"] not in STOCK):
         cells = [cell([row for row in rows if row["share"] == share], path) for share in shares]
         title = name(rows[0]) if path == "ours" else path.removeprefix("ours, ")
-        table.append(f"{title:17}" + "".join(text.ljust(16) for text in cells))
+        table.append(f"{title:18}" + "".join(text.ljust(17) for text in cells))
     return "\n".join(table)
 
 
@@ -79,11 +93,13 @@ def summary(rows: Sequence[Row], listed: Sequence[Row]) -> str:
     faster = [row for row in tuned if row["ms"] < (default[name(row), row["share"]] or 0.0)]
     if tuned:
         text.append(f"stock is faster tuned at {len(faster)} of {len(tuned)} points and shares; the faster one counts")
+    wrong = [row for row in rows if row["ms"] is None]
     text += [
         f"no time, error {row['error']:.2e}: {name(row)}, {100 * row['share']:g} % active, {row['path']}"
-        for row in rows
-        if row["ms"] is None
+        for row in wrong[:SHOWN]
     ]
+    if len(wrong) > SHOWN:
+        text.append(f"and {len(wrong) - SHOWN} more without a time")
     times = ", ".join(f"{row['path'].removeprefix('metadata ')} {1e3 * row['ms']:.0f}" for row in listed)
     text.append(f"tile list of {listed[0]['rows']} rows, microseconds: {times}")
     return "\n".join(text)

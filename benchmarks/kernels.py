@@ -12,8 +12,9 @@ through vLLM's own folder of tuned ones; if any is faster, it is measured everyw
 the better of the two stands for stock. With no active row vLLM launches no LoRA kernel at all, which the host knows
 before the step; so at 0 % there is no time of stock, ours is timed, and no ratio counts. Without vLLM ours runs alone.
 
-The CSV is written after each point. No point is started after --seconds; the ones left out are named at the end. The
-whole grid takes 30 GB and, on an H200, about three minutes.
+The CSV is written after each point. No point is started after --seconds; the ones left out are named at the end, and
+--resume measures them in another run, beside the rows that --out already holds. The whole grid takes 30 GB and, on an
+H200, three to four minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from engines import provenance, write_rows
 from kernel_errors import errors, passing
 from kernel_paths import Contestant, alternate, capture, has_stock, ours, spread, stock
 from kernel_points import Module, Point, grid, make_model
-from kernel_report import Row, header, lines, summary
+from kernel_report import Row, header, lines, name, read, summary
 from kernel_tuning import CHANGES, tune_stock
 
 from lorazor.kernels.metadata import TileList
@@ -118,12 +119,17 @@ def run_tests() -> None:
         sys.exit("The kernels' tests fail: no speed is shown.")
 
 
-def measure_all(points: list[Point], options: argparse.Namespace, tuned: Path | None, listed: list[Row]) -> list[Row]:
-    """The points in order, as many as the time allows; each is printed and the CSV written when it is done."""
-    rows: list[Row] = []
+def measure_all(options: argparse.Namespace, tuned: Path | None, listed: list[Row]) -> tuple[list[Row], list[Point]]:
+    """The points in order, as many as the time allows, and those that failed.
+
+    Each is printed and the CSV written when it is done, so that a killed run keeps what it has.
+    """
+    rows: list[Row] = read(options.out) if options.resume else []
+    measured = {name(row) for row in rows}
     skipped: list[str] = []
+    failed: list[Point] = []
     made = provenance()
-    for point in points:
+    for point in (point for point in options.points if str(point) not in measured):
         if time.monotonic() - START > options.seconds:
             skipped.append(str(point))
             continue
@@ -131,16 +137,17 @@ def measure_all(points: list[Point], options: argparse.Namespace, tuned: Path | 
             found = measure(point, options, tuned)
         except Exception:  # the other points are still worth their time
             traceback.print_exc(limit=-4, file=sys.stdout)
-            print(f"{point} failed")
+            print(f"{point} failed", flush=True)
+            failed.append(point)
             torch.cuda.synchronize()  # raises again if nothing can run any more
             continue
-        rows += found
+        rows += [row | made for row in found]
         print(lines(found, options.shares), flush=True)
-        write_rows(options.out, [row | made for row in [*rows, *listed]])
+        write_rows(options.out, rows + [row | made for row in listed])
         torch.cuda.empty_cache()
     if skipped:
         print("left out for lack of time: " + ", ".join(skipped))
-    return rows
+    return rows, failed
 
 
 def parse() -> argparse.Namespace:
@@ -151,6 +158,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=200.0, help="start no further point after this time")
     parser.add_argument("--out", type=Path, default=Path("kernels.csv"))
+    parser.add_argument("--resume", action="store_true", help="keep what --out holds, measure the other points")
     parser.add_argument("--tune", default="", help="the points at which other plans of ours are timed too")
     parser.add_argument("--tune-stock", action="store_true", help="look for better configurations of stock first")
     parser.add_argument("--no-stock", dest="stock", action="store_false")
@@ -173,11 +181,11 @@ def main() -> None:
     listed = metadata(256, 16)
     tuned = tune_stock() if options.stock and options.tune_stock else None
     print(header(options.shares))
-    rows = measure_all(options.points, options, tuned, listed)
+    rows, failed = measure_all(options, tuned, listed)
     print(summary(rows, listed))
     print(f"{time.monotonic() - START:.0f} s")
-    if any(row["path"] == "ours" and row["ms"] is None for row in rows):
-        sys.exit("Ours is wrong somewhere.")
+    if failed or any(row["path"] == "ours" and row["ms"] is None for row in rows):
+        sys.exit("Ours is wrong, or failed, somewhere.")
 
 
 if __name__ == "__main__":
