@@ -27,7 +27,7 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def name(row: Row) -> str:
+def point_name(row: Row) -> str:
     """The point of a row."""
     return f"{row['adapters']}x{row['rank']}x{row['rows']}"
 
@@ -58,7 +58,7 @@ def lines(rows: Sequence[Row], shares: Sequence[float]) -> str:
     table = []
     for path in dict.fromkeys(row["path"] for row in rows if row["path"] not in STOCK):
         cells = [cell([row for row in rows if row["share"] == share], path) for share in shares]
-        title = name(rows[0]) if path == "ours" else path.removeprefix("ours, ")
+        title = point_name(rows[0]) if path == "ours" else path.removeprefix("ours, ")
         table.append(f"{title:18}" + "".join(text.ljust(17) for text in cells))
     return "\n".join(table)
 
@@ -67,7 +67,7 @@ def ratios(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, Row]]:
     """Stock's time over ours, and our row, by point and share, where both are right and a row is active."""
     groups: dict[tuple[str, float], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[name(row), row["share"]].append(row)
+        groups[point_name(row), row["share"]].append(row)
     found = {}
     for key, group in groups.items():
         mine, theirs = next(row for row in group if row["path"] == "ours"), best_stock(group)
@@ -89,13 +89,13 @@ def summary(rows: Sequence[Row], listed: Sequence[Row]) -> str:
                 f"least {some[point, share]:.2f} at {point}, {100 * share:g} % active"
             )
     tuned = [row for row in rows if row["path"] == STOCK[1] and row["ms"] is not None]
-    default = {(name(row), row["share"]): row["ms"] for row in rows if row["path"] == STOCK[0]}
-    faster = [row for row in tuned if row["ms"] < (default[name(row), row["share"]] or 0.0)]
+    default = {(point_name(row), row["share"]): row["ms"] for row in rows if row["path"] == STOCK[0]}
+    faster = [row for row in tuned if row["ms"] < (default[point_name(row), row["share"]] or 0.0)]
     if tuned:
         text.append(f"stock is faster tuned at {len(faster)} of {len(tuned)} points and shares; the faster one counts")
     wrong = [row for row in rows if row["ms"] is None]
     text += [
-        f"no time, error {row['error']:.2e}: {name(row)}, {100 * row['share']:g} % active, {row['path']}"
+        f"no time, error {row['error']:.2e}: {point_name(row)}, {100 * row['share']:g} % active, {row['path']}"
         for row in wrong[:SHOWN]
     ]
     if len(wrong) > SHOWN:

@@ -32,7 +32,7 @@ from engines import provenance, write_rows
 from kernel_errors import errors, passing
 from kernel_paths import Contestant, alternate, capture, has_stock, ours, spread, stock
 from kernel_points import Module, Point, grid, make_model
-from kernel_report import Row, header, lines, name, read, summary
+from kernel_report import Row, header, lines, point_name, read, summary
 from kernel_tuning import CHANGES, tune_stock
 
 from lorazor.kernels.metadata import TileList
@@ -124,8 +124,8 @@ def measure_all(options: argparse.Namespace, tuned: Path | None, listed: list[Ro
 
     Each is printed and the CSV written when it is done, so that a killed run keeps what it has.
     """
-    rows: list[Row] = read(options.out) if options.resume else []
-    measured = {name(row) for row in rows}
+    rows: list[Row] = read(options.out) if options.resume and options.out.exists() else []
+    measured = {point_name(row) for row in rows}
     skipped: list[str] = []
     failed: list[Point] = []
     made = provenance()

@@ -56,10 +56,11 @@ class TileList:
         """Room for steps of up to `max_rows` rows; until the first update no row holds an adapter."""
         self.max_rows, self.max_loras = max_rows, max_loras
         self._device = torch.device(device)
-        self._lists = {block_rows(rows): self._empty(rows) for rows in (max_rows, min(max_rows, DECODE_ROWS))}
+        sizes = sorted({min(max_rows, DECODE_ROWS), max_rows})
+        self._lists = {block_rows(rows): self._empty(rows) for rows in sizes}
         on_gpu = self._device.type == "cuda"
         self._staging = [torch.empty(max_rows, dtype=torch.int32, pin_memory=on_gpu) for _ in range(STAGED)]
-        self._staged: list[Any] = [torch.cuda.Event() if on_gpu else None for _ in range(STAGED)]  # type: ignore[no-untyped-call]
+        self._staged = [torch.cuda.Event() for _ in range(STAGED if on_gpu else 0)]  # type: ignore[no-untyped-call]
         self._slots = torch.empty(max_rows, dtype=torch.int32, device=self._device)
         self._turn = 0
 
@@ -85,21 +86,25 @@ class TileList:
         rows = len(slot_of_row)
         self._check(rows)
         if self._device.type == "cpu":
-            for block, tiles in self._lists.items():
-                found = tiles_numpy(slot_of_row if self._holds(block, rows) else slot_of_row[:0], self.max_loras, block)
-                tiles[: len(found)].copy_(torch.from_numpy(found))
+            self._copy_on_cpu(slot_of_row)
             return
         self._turn = (self._turn + 1) % STAGED
         staging, copied = self._staging[self._turn], self._staged[self._turn]
         copied.synchronize()  # long past, unless the host runs STAGED steps ahead
-        staging[:rows].numpy()[...] = slot_of_row
-        self._slots[:rows].copy_(staging[:rows], non_blocking=True)
+        staging.numpy()[:rows] = slot_of_row
+        self._slots.copy_(staging, non_blocking=True)  # all of it: what lies past the rows is not read
         copied.record()
-        self.build(self._slots[:rows])
+        self._build(self._slots, rows)
+
+    def _copy_on_cpu(self, slot_of_row: np.ndarray[Any, Any]) -> None:
+        for block, tiles in self._lists.items():
+            listed = slot_of_row if block >= block_rows(len(slot_of_row)) else slot_of_row[:0]
+            found = tiles_numpy(listed, self.max_loras, block)
+            tiles[: len(found)].copy_(torch.from_numpy(found))
 
     def build(self, slot_of_row: torch.Tensor) -> None:
-        """Update from device slots, int32 [rows], with nothing read back."""
-        self._build(slot_of_row)
+        """Update from device slots, int32 [rows], in one launch, with nothing read back."""
+        self._build(slot_of_row, slot_of_row.shape[0])
 
     def build_by_request(
         self,
@@ -113,16 +118,10 @@ class TileList:
         `request_of_row` int32 and `positions` int64 [rows]; `slot_of_request` (-1: none) and `boundary_of_request`
         int32 [requests]. Nothing is read back.
         """
-        self._build(request_of_row, (positions, slot_of_request, boundary_of_request))
+        self._build(request_of_row, request_of_row.shape[0], (positions, slot_of_request, boundary_of_request))
 
-    def _holds(self, block: int, rows: int) -> bool:
-        """Whether the list of that tile size serves steps of that many rows."""
-        return block >= block_rows(rows)
-
-    def _build(self, of_row: torch.Tensor, by_request: tuple[torch.Tensor, ...] | None = None) -> None:
+    def _build(self, of_row: torch.Tensor, rows: int, by_request: tuple[torch.Tensor, ...] | None = None) -> None:
         from lorazor.kernels.build_tiles import build_tiles
 
-        self._check(of_row.shape[0])
-        for block, tiles in self._lists.items():
-            rows = of_row if self._holds(block, of_row.shape[0]) else of_row[:0]
-            build_tiles(rows, tiles, self.max_loras, by_request)
+        self._check(rows)
+        build_tiles(of_row, rows, list(self._lists.values()), self.max_loras, by_request)
