@@ -5,6 +5,8 @@ PIP_FLAGS ?=
 PACKAGES := features kernels policy runtime training
 BIN := .venv/bin
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+# What must hold on either model runner of vLLM: the second run is on V2, interpreted (tests/runtime/v2_on_cpu.py).
+BATTERY := $(addprefix tests/runtime/test_,release.py slots.py probe.py policy.py identity.py)
 ENGINE := $(if $(HAS_GPU),gpu,cpu)
 
 .PHONY: install demo test test-gpu check links format clean
@@ -20,6 +22,7 @@ demo: install
 
 test: install check
 	$(BIN)/pytest -m "not gpu"
+	LORAZOR_TEST_RUNNER=v2-async $(BIN)/pytest $(BATTERY)
 
 # On a machine with an NVIDIA GPU and vLLM; uses .venv if it is there, else the python on PATH.
 test-gpu:

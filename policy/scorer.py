@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lorazor.features.errors import InputError
 from lorazor.features.schema import FEATURES
+from lorazor.policy.forest import Forest, parse_forest
 from lorazor.policy.model_text import checked_model_text
 
 PARSE_SECONDS = 20.0
@@ -38,6 +39,7 @@ class Scorer:
         self._features = tuple(features)
         text = checked_model_text(model_txt, self._features)
         _parse_in_child(text, self._features, PARSE_SECONDS)
+        self._text = text
         self._booster = lightgbm.Booster(model_str=text)
 
     def score(self, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
@@ -56,6 +58,10 @@ class Scorer:
         total = float(gain.sum()) or 1.0
         order = np.argsort(-gain, kind="stable")
         return {self._features[i]: float(gain[i]) / total for i in order if gain[i] > 0.0}
+
+    def forest(self) -> Forest:
+        """The trees as plain arrays, for scoring on another device (`kernels/forest.py`)."""
+        return parse_forest(self._text, self._features)
 
     @property
     def trees(self) -> int:

@@ -93,7 +93,7 @@ class ReleaseCore:
 
     # ------------------------------------------------------------------ one request
     def admit(self, new: Admitted) -> None:
-        """Start to follow a request; options that cannot be read mean "never", counted."""
+        """Start to follow a request, and decide on its admission; options that cannot be read mean "never", counted."""
         choice = self._choose(new)
         self.rule.admit(new.request_id, choice)
         report = Report(public_id(new.request_id), new.adapter, choice.arm, choice.task, sibling(new.request_id))
@@ -110,6 +110,8 @@ class ReleaseCore:
             and not self.followed.start(new.request_id, choice.task or "", new.prompt_tokens, new.max_tokens)
         ):
             self.counters.add(FAILURES, reason="capacity")
+        # Now, not with the prompt's first token: where steps overlap, the next step is launched before that is read.
+        self._decide([(new.request_id, 0)])
 
     def _choose(self, new: Admitted) -> Choice:
         entry = self.artifact.task_of(new.fingerprint) if self.artifact and new.fingerprint else None
@@ -141,6 +143,10 @@ class ReleaseCore:
     def follows(self, request_id: str) -> bool:
         """Whether this request was admitted and has not finished."""
         return request_id in self._live
+
+    def next_step(self, request_id: str) -> int:
+        """c of the next step of this request that has not been observed."""
+        return self._live[request_id][0].output_tokens
 
     def boundary(self, request_id: str) -> int | None:
         """The first position of a released request that runs without its adapter; None while it keeps it."""
@@ -177,7 +183,6 @@ class ReleaseCore:
     # ------------------------------------------------------------------ one step
     def observe(self, sampled: Sampled) -> None:
         """Take in the sampled rows of a step and decide."""
-        self._decide([(i, 0) for i, c in zip(sampled.ids, sampled.steps, strict=True) if c == 0])
         self.recorder.push(sampled.ids, sampled.tokens, sampled.signals, sampled.probes)
         self._push(sampled)
         for request_id, c in zip(sampled.ids, sampled.steps, strict=True):

@@ -46,6 +46,24 @@ LEDGER = (
         "vLLM's LoraState does",
     ),
     Patch(
+        "the model on runner V2 with releases (instance)",
+        "compute_logits",
+        "signals need the logits before grammar and sampler write into them; V2 computes and samples in one call",
+        "vLLM hands out raw logits",
+    ),
+    Patch(
+        "the model on runner V2 with releases (instance)",
+        "forward",
+        "a probe is a second pass over the step's own inputs, which V2 builds and runs in one call",
+        "vLLM has a hook between preparing a step and running it",
+    ),
+    Patch(
+        "runner V2's cudagraph_manager with releases (instance)",
+        "run_fullgraph",
+        "as `forward`, which a full graph does not call",
+        "as `forward`",
+    ),
+    Patch(
         "LoRA requests in the scheduler (instances)",
         "__class__",
         "`lora_request` must read as None once a request is past its boundary, wherever the scheduler looks",

@@ -19,6 +19,7 @@ from lorazor.runtime.active_loras import ActiveLoras
 from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
 from lorazor.runtime.mapping import map_tokens
 from lorazor.runtime.probe import base_logits
+from lorazor.runtime.unloading import Unloading
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner as StockRunner
@@ -28,7 +29,7 @@ else:
 logger = logging.getLogger("vllm.lorazor")
 
 
-class LoRazorRunner(ActiveLoras, StockRunner):
+class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
     """Given to the built runner as its class by the worker, which then calls `start_lorazor`."""
 
     core: ReleaseCore
@@ -154,23 +155,8 @@ class LoRazorRunner(ActiveLoras, StockRunner):
         result = super()._update_states(scheduler_output)
         for request_id in scheduler_output.finished_req_ids:
             self.core.forget(request_id)
-        for lora_id in self._leaving - self._in_use():
-            self._leaving.discard(lora_id)
-            self.remove_lora(lora_id)
+        self._unload_idle()
         return result
 
-    # ------------------------------------------------------------------ unloading
     def _in_use(self) -> set[int]:
-        """Adapters of live requests; a released one counts, as it needs its adapter again if it is preempted."""
         return {state.lora_request.lora_int_id for state in self.requests.values() if state.lora_request}
-
-    def remove_when_idle(self, lora_id: int) -> bool:
-        """Unload an adapter, at once or when its last live request ends: its files may be gone by the next step."""
-        if lora_id in self._in_use():
-            self._leaving.add(lora_id)
-            return True
-        return bool(self.remove_lora(lora_id))
-
-    def keep_loaded(self, lora_id: int) -> None:
-        """Forget a pending unload: the adapter was loaded again."""
-        self._leaving.discard(lora_id)

@@ -1,27 +1,231 @@
-"""Model runner V2 with the active-row kernels alone: no releases, so asynchronous scheduling and every graph stay."""
+"""Model runner V2 with releases, and with the kernels alone where there are none (tensor parallelism).
+
+Steps overlap: step k + 1 is launched before the tokens of step k are read. A decision made on step k (c output tokens
+before it) sets the boundary to prompt length + c + 1, which step k + 2 is the first to reach, so the host's lag changes
+no text. Signals are taken on the device before the sampler, and ride home on vLLM's own copy stream with the tokens.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from vllm.v1.worker.gpu.lora_utils import LoraState
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.outputs import AsyncModelRunnerOutput
+from vllm.v1.worker.gpu.async_utils import stream
 
+from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS, adapter_signals, probe_signals
 from lorazor.runtime.active_loras import ActiveLoras
+from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
+from lorazor.runtime.lora_state import ReleasableLoraState
+from lorazor.runtime.overlap import Pending, ReleasingOutput
+from lorazor.runtime.unloading import Unloading
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu.model_runner import CPUModelRunner as StockRunner
+else:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as StockRunner
+
+logger = logging.getLogger("vllm.lorazor")
 
 
-class ArrayLoraState(LoraState):
-    """vLLM's table of each request's adapter, answering in arrays where stock makes a Python object of every token."""
-
-    def make_lora_inputs(
-        self, req_ids: list[str], idx_mapping: NDArray[np.int32], num_scheduled_tokens: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], set[Any]]:
-        """The adapter ids of the step's rows and of its tokens, and the requests' adapters."""
-        ids = self.lora_ids[idx_mapping]
-        return ids, ids.repeat(num_scheduled_tokens), self.get_activate_loras(req_ids)
+class KernelRunner(ActiveLoras, StockRunner):
+    """The active-row kernels alone. Given to the built runner as its class by the worker."""
 
 
-class KernelRunner(ActiveLoras, GPUModelRunner):
-    """Given to the built runner as its class by the worker."""
+class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
+    """Releases too. Given to the built runner as its class by the worker, which then calls `start_lorazor`."""
+
+    core: ReleaseCore
+
+    def start_lorazor(self, core: ReleaseCore, fingerprints: Callable[[str], str | None]) -> None:
+        """Attach the core; `fingerprints(path)` names an adapter by its weights."""
+        self.core, self.fingerprints = core, fingerprints
+        self.lora_state: Any = ReleasableLoraState(self.max_num_reqs)
+        self._batch: Any = None
+        self._mapping: tuple[Any, ...] = ()
+        self._to_probe: set[str] = set()
+        self._probed: tuple[set[str], torch.Tensor] | None = None
+        self._probes_work = self._tell_of_signals = True
+        self._sampling = False
+        self._raw: torch.Tensor | None = None
+        self._pending: Pending | None = None
+        self._leaving: set[int] = set()
+        self._adapters: dict[str, int] = {}
+        self._listen()
+
+    def _listen(self) -> None:
+        """See the logits before grammar and sampler write into them, and every forward pass before it runs."""
+        compute_logits, forward = self.model.compute_logits, self.model.forward
+
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            logits = compute_logits(*args, **kwargs)
+            if self._sampling:
+                self._raw = logits.float() if logits.dtype != torch.float32 else logits.clone()
+            return logits
+
+        self.model.compute_logits = seen
+        self.model.forward = lambda *args, **kwargs: self._with_probes(lambda: forward(*args, **kwargs))
+
+    def capture_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Capture the graphs; a full one runs without the model's own forward, so it is listened to as well."""
+        result = super().capture_model(*args, **kwargs)
+        if self.cudagraph_manager is not None:
+            replay = self.cudagraph_manager.run_fullgraph
+            self.cudagraph_manager.run_fullgraph = lambda desc: self._with_probes(lambda: replay(desc))
+        return result
+
+    # ------------------------------------------------------------------ before the forward pass
+    def add_requests(self, scheduler_output: Any) -> None:
+        """Take in new requests; one with an adapter is followed from here on, also when it comes back resumed."""
+        super().add_requests(scheduler_output)
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.lora_request is None:
+                continue
+            self._adapters[new.req_id] = new.lora_request.lora_int_id
+            if not self.core.follows(new.req_id):
+                self.core.admit(
+                    Admitted(
+                        new.req_id,
+                        adapter=new.lora_request.lora_name,
+                        fingerprint=self.fingerprints(new.lora_request.lora_path),
+                        prompt_tokens=len(new.prompt_token_ids),
+                        max_tokens=new.sampling_params.max_tokens,
+                        extra_args=new.sampling_params.extra_args,
+                    )
+                )
+
+    def finish_requests(self, scheduler_output: Any) -> None:
+        """Forget requests that ended; preempted ones are remembered."""
+        super().finish_requests(scheduler_output)
+        for request_id in scheduler_output.finished_req_ids:
+            self.core.forget(request_id)
+            self._adapters.pop(request_id, None)
+        self._unload_idle()
+
+    def _in_use(self) -> set[int]:
+        return set(self._adapters.values())
+
+    def update_requests(self, scheduler_output: Any) -> None:
+        """Take in the step's positions, and from them which tokens keep their adapter: position < boundary."""
+        super().update_requests(scheduler_output)
+        state, self._to_probe, self._probed = self.lora_state, set(), None
+        state.active = {}
+        for request_id, count in scheduler_output.num_scheduled_tokens.items():
+            if request_id not in state.lora_requests:
+                continue
+            index = self.req_states.req_id_to_index[request_id]
+            start = int(self.req_states.num_computed_tokens_np[index])
+            boundary = self.core.boundary(request_id)
+            state.active[request_id] = count if boundary is None else min(max(boundary - start, 0), count)
+            c = start + 1 - int(self.req_states.prompt_len.np[index])
+            if count == 1 and state.active[request_id] and self.core.wants_probe(request_id, c):
+                self._to_probe.add(request_id)
+        self.core.counters.add("lorazor_active_rows", sum(map(bool, state.active.values())))
+        self.core.counters.add("lorazor_rows", len(state.active))
+
+    def prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the batch, in its final order."""
+        self._batch = super().prepare_inputs(*args, **kwargs)
+        return self._batch
+
+    def _set_active_loras(self, rows: Any, tokens: Any, requests: set[Any], *args: Any) -> None:
+        self._mapping = rows, tokens, requests, *args
+        super()._set_active_loras(rows, tokens, requests, *args)
+
+    def _with_probes(self, run: Callable[[], Any]) -> Any:
+        """The base's pass over the whole batch first, if a row of it is to be probed; the step's own pass overwrites
+        the keys and values that it leaves."""
+        probed, self._to_probe = self._to_probe, set()
+        if probed and self._probes_work:
+            mapping = self._mapping
+            try:
+                super()._set_active_loras(np.zeros_like(mapping[0]), np.zeros_like(mapping[1]), set())
+                self._probed = probed, self._base_logits(run)
+            except Exception:
+                self._probes_work = False
+                self.core.counters.add(FAILURES, len(probed), reason="probe")
+                logger.exception("LoRazor: probing failed and is switched off; requests keep their adapters")
+            finally:
+                super()._set_active_loras(*mapping)
+            self.core.counters.add("lorazor_probes_total", len(probed))
+        return run()
+
+    def _base_logits(self, run: Callable[[], Any]) -> torch.Tensor:
+        # Before the step's own pass: a full graph leaves both in the same memory.
+        logits: torch.Tensor = self.model.compute_logits(run()[self._batch.logits_indices])
+        return logits.float()
+
+    # ------------------------------------------------------------------ after it
+    def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
+        """Sample, and start the signals of the raw logits on their way home."""
+        self._sampling, self._raw = any(map(self.core.wants_signals, input_batch.req_ids)), None
+        try:
+            sampled = super().sample(hidden_states, input_batch, grammar_output)
+        finally:
+            self._sampling = False
+        self._pending = self._start_home(input_batch, sampled[0].sampled_token_ids)
+        return sampled
+
+    def _start_home(self, batch: Any, tokens: torch.Tensor) -> Pending:
+        ids = list(batch.req_ids)
+        prompt = self.req_states.prompt_len.np[batch.idx_mapping_np[: len(ids)]]
+        steps = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)] - prompt
+        signals = probes = None
+        try:
+            signals, probes = self._signals(len(ids), tokens)
+        except Exception:
+            if self._tell_of_signals:
+                self._tell_of_signals = False
+                logger.exception("LoRazor: signals failed; the requests of this step keep their adapters (logged once)")
+        probed = self._probed[0] if self._probed is not None else set()
+        self._raw = None
+        return Pending(ids, [int(c) for c in steps], probed, signals, probes)
+
+    def _signals(self, n: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        signals, probes = (torch.full((n, len(names)), torch.nan) for names in (ADAPTER_SIGNALS, PROBE_SIGNALS))
+        if self._raw is None:
+            return signals, probes
+        chosen = tokens[:, 0].long()
+        signals = adapter_signals(self._raw, chosen)
+        if self._probed is not None:
+            probes = probe_signals(self._raw, self._probed[1], chosen)
+        with stream(self.output_copy_stream, self.main_stream):
+            self.output_copy_stream.wait_stream(self.main_stream)
+            return signals.to("cpu", non_blocking=True), probes.to("cpu", non_blocking=True)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """vLLM's output of the step, with our decisions on it when its tokens are read."""
+        output = super().sample_tokens(grammar_output)
+        pending, self._pending = self._pending, None
+        if output is None or pending is None:
+            return output
+
+        def finish(read: Any) -> Any:
+            return self._decide(read, pending)
+
+        return ReleasingOutput(output, finish) if isinstance(output, AsyncModelRunnerOutput) else finish(output)
+
+    def _decide(self, output: Any, pending: Pending) -> Any:
+        if pending.signals is None or pending.probes is None:
+            self.core.give_up(pending.ids)
+        else:
+            self._observe(output.sampled_token_ids, pending, pending.signals, pending.probes)
+        output.lorazor = self.core.take_step()
+        return output
+
+    def _observe(self, sampled: list[list[int]], pending: Pending, signals: torch.Tensor, probes: torch.Tensor) -> None:
+        # A step whose output vLLM dropped (preempted meanwhile) is made again and counts once.
+        rows = [
+            k
+            for k, request_id in enumerate(pending.ids)
+            if sampled[k] and self.core.follows(request_id) and pending.steps[k] >= self.core.next_step(request_id)
+        ]
+        ids = [pending.ids[k] for k in rows]
+        probes = probes[rows].clone()
+        probes[[k for k, request_id in enumerate(ids) if request_id not in pending.probed]] = torch.nan
+        tokens = torch.tensor([sampled[k][0] for k in rows], dtype=torch.long)
+        self.core.observe(Sampled(ids, [pending.steps[k] for k in rows], tokens, signals[rows], probes))

@@ -10,6 +10,7 @@ import time
 from collections import Counter, OrderedDict
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from lorazor.features.grid import boundary
@@ -116,3 +117,7 @@ class LoRazorScheduler(Scheduler):
             stats.running_lora_adapters = {**stats.running_lora_adapters, **self._counts}
             self._counts.clear()
         return stats
+
+
+class LoRazorAsyncScheduler(LoRazorScheduler, AsyncScheduler):
+    """The same where steps overlap: named by scheduler_cls under asynchronous scheduling."""

@@ -17,6 +17,7 @@ from lorazor.runtime.config import RuntimeConfig, runtime_config
 WORKER = "lorazor.runtime.worker.LoRazorWorker"
 KERNEL_WORKER = "lorazor.runtime.worker_v2.KernelWorker"
 SCHEDULER = "lorazor.runtime.scheduler.LoRazorScheduler"
+ASYNC_SCHEDULER = "lorazor.runtime.scheduler.LoRazorAsyncScheduler"
 MAX_RANK = 256  # what the kernels' tiles have room for
 
 
@@ -46,7 +47,7 @@ def _name_worker(parallel: Any, worker: str) -> None:
 
 
 def _name_scheduler(scheduler: Any) -> None:
-    if scheduler.scheduler_cls not in (None, SCHEDULER):
+    if scheduler.scheduler_cls not in (None, SCHEDULER, ASYNC_SCHEDULER):
         raise InputError(f"scheduler_cls must be left to LoRazor, got {scheduler.scheduler_cls}")
     scheduler.scheduler_cls = SCHEDULER
     # Decisions ride home with the sampled tokens of a synchronous step; asynchronous scheduling needs runner V2.

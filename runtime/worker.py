@@ -49,7 +49,12 @@ class LoRazorWorker(StockWorker):
     def init_device(self) -> None:
         """Build the stock runner, then give it our class."""
         super().init_device()
-        self.model_runner.__class__ = LoRazorRunner
+        if self.use_v2_model_runner:
+            from lorazor.runtime.runner_v2 import ReleaseRunner
+
+            self.model_runner.__class__ = ReleaseRunner
+        else:
+            self.model_runner.__class__ = LoRazorRunner
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the base, then the policy: its fingerprint is that of the base's files, which are there only now.

@@ -7,7 +7,8 @@ from typing import Any
 from vllm.v1.worker.gpu_worker import Worker
 
 from lorazor.runtime.config import runtime_config
-from lorazor.runtime.runner_v2 import ArrayLoraState, KernelRunner
+from lorazor.runtime.lora_state import ArrayLoraState
+from lorazor.runtime.runner_v2 import KernelRunner
 from lorazor.runtime.warmup import take_over_and_warm_up
 
 

@@ -9,7 +9,9 @@ import os
 import pytest
 import torch
 
-MODULES = [f"lorazor.kernels.{name}" for name in ("build_tiles", "shrink", "expand")]
+MODULES = [
+    f"lorazor.kernels.{name}" for name in ("build_tiles", "shrink", "expand", "signals", "probe_signals", "forest")
+]
 LAZY = "triton.experimental.gluon"  # newer Tritons import it at the first launch, and it reads the variable too
 
 

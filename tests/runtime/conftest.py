@@ -10,6 +10,10 @@ import pytest
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+if os.environ.get("LORAZOR_TEST_RUNNER", "").startswith("v2"):
+    from tests.runtime.v2_on_cpu import prepare
+
+    prepare(asynchronous=os.environ["LORAZOR_TEST_RUNNER"] == "v2-async")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 from tests.runtime.tiny import Reference, Tiny, make_tiny

@@ -16,7 +16,20 @@ from lorazor.runtime.request import ReleasableRequest
 from lorazor.runtime.runner import LoRazorRunner
 from lorazor.runtime.scheduler import LoRazorScheduler
 from tests.runtime.policies import make_policy, safe_from_step
-from tests.runtime.tiny import Ask, Reference, Tiny, assert_text, engine, lora, prompt, run, scheduler, tokens, worker
+from tests.runtime.tiny import (
+    ON_V2,
+    Ask,
+    Reference,
+    Tiny,
+    assert_text,
+    engine,
+    lora,
+    prompt,
+    run,
+    scheduler,
+    tokens,
+    worker,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -76,6 +89,17 @@ def test_an_unknown_vllm_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
         engine(tiny, {})
 
 
+@pytest.mark.skipif(not ON_V2, reason="on model runner V2")
+def test_the_ledger_of_runner_v2(tiny: Tiny) -> None:
+    """Its model, its table of adapters and its class are replaced, in the instances alone."""
+    runner = worker(engine(tiny, {})).model_runner
+    replaced = {name for name in ("compute_logits", "forward") if name in vars(runner.model)}
+    named = {p.target for p in LEDGER if "runner V2" in p.where and "(instance)" in p.where}
+    assert replaced | {"run_fullgraph", "lora_state"} == named
+    assert type(runner.lora_state).__module__ == "lorazor.runtime.lora_state"
+
+
+@pytest.mark.skipif(ON_V2, reason="on model runner V1")
 def test_the_ledger_names_what_is_replaced(tiny: Tiny) -> None:
     """In a running engine on model runner V1 exactly the ledger's entries are replaced, and each only once."""
     from vllm.platforms import current_platform

@@ -421,7 +421,7 @@ def test_the_array_table_answers_as_vllms() -> None:
     from vllm.lora.request import LoRARequest
     from vllm.v1.worker.gpu.lora_utils import LoraState
 
-    from lorazor.runtime.runner_v2 import ArrayLoraState
+    from lorazor.runtime.lora_state import ArrayLoraState
 
     tables = [LoraState(4), ArrayLoraState(4)]
     for table in tables:

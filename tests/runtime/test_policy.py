@@ -16,6 +16,8 @@ from lorazor.runtime.core import FAILURES
 from lorazor.runtime.guard import GuardedScorer
 from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.tiny import (
+    BASE_LOGITS,
+    RUNNER,
     Ask,
     Reference,
     Tiny,
@@ -141,7 +143,7 @@ def test_a_failing_probe_changes_no_request(
         raise RuntimeError("no probe today")
 
     runner = worker(llm).model_runner
-    monkeypatch.setattr("lorazor.runtime.runner.base_logits", fail)
+    monkeypatch.setattr(BASE_LOGITS, fail)
     try:
         ask = Ask(prompt(4, 12), "b")
         (output,) = run(llm, tiny, [ask])
@@ -163,7 +165,7 @@ def test_failing_signals_change_no_request(
 
     ask = Ask(prompt(4, 12), "a")
     with monkeypatch.context() as patch:
-        patch.setattr("lorazor.runtime.runner.adapter_signals", fail)
+        patch.setattr(f"{RUNNER}.adapter_signals", fail)
         (output,) = run(llm, tiny, [ask])
     assert released_at(output) is None
     assert_text(tokens(output), reference, ask)

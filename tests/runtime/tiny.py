@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,13 @@ import torch
 VOCAB, LAYERS, HIDDEN = 128, 3, 64
 NEAR_TIE = 0.05  # logits; TF32 has 10 bits of mantissa
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+# Which model runner the tests run on (see v2_on_cpu.py), where its parts are, and whether its steps overlap.
+ON_V2 = os.environ.get("LORAZOR_TEST_RUNNER", "").startswith("v2")
+RUNNER = "lorazor.runtime.runner_v2" if ON_V2 else "lorazor.runtime.runner"
+BASE_LOGITS = f"{RUNNER}.ReleaseRunner._base_logits" if ON_V2 else f"{RUNNER}.base_logits"
+OVERLAP = int(os.environ.get("LORAZOR_TEST_RUNNER") == "v2-async")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,33 @@
+"""Steps that overlap: what is known of one before its tokens are read, and the decisions that come with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step whose tokens the host does not have yet: its rows, c of each, those probed, and the signals on their way
+    (None: lost)."""
+
+    ids: list[str]
+    steps: list[int]
+    probed: set[str]
+    signals: torch.Tensor | None
+    probes: torch.Tensor | None
+
+
+class ReleasingOutput(AsyncModelRunnerOutput):
+    """vLLM's output of a step; with the tokens come the decisions."""
+
+    def __init__(self, inner: Any, finish: Callable[[Any], Any]) -> None:
+        self._inner, self._finish = inner, finish
+
+    def get_output(self) -> Any:
+        """Wait for the tokens, as vLLM does, then decide."""
+        return self._finish(self._inner.get_output())
