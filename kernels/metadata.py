@@ -23,7 +23,7 @@ import torch
 
 from lorazor.kernels.plan import DECODE_ROWS, block_rows, tile_bound
 
-STAGED = 4  # copies to the device under way at once, before the host waits for the oldest
+STAGED = 8  # copies to the device under way at once, before the host waits for the oldest
 
 
 def tiles_numpy(slot_of_row: np.ndarray[Any, Any], max_loras: int, block: int) -> np.ndarray[Any, Any]:
