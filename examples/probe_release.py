@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from boundary_mask import BoundaryMask
 from model_card import write_card
 from peft import PeftModel
 from tasks import generate, score
@@ -24,6 +23,7 @@ from train_adapters import BASE_NAME
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from lorazor.features.grid import decision_steps, release_grid, release_step
+from lorazor.training.boundary_mask import BoundaryMask
 
 NEVER = 1 << 30
 DROP = 0.03  # the drop at which shares are compared

@@ -22,12 +22,13 @@ from pathlib import Path
 from random import Random
 
 import torch
-from boundary_mask import BoundaryMask
 from model_card import write_card
 from peft import LoraConfig, PeftModel, get_peft_model
 from tasks import MARKER, TASKS, generate
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from lorazor.training.boundary_mask import BoundaryMask
 
 BASE_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

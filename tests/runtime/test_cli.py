@@ -14,7 +14,7 @@ from lorazor.features.errors import InputError
 from lorazor.runtime.cli import app, main
 from lorazor.runtime.cli_text import needs_extra, stages
 
-COMMANDS = ("collect", "import-traces", "train", "tune", "evaluate", "inspect", "serve", "doctor", "demo")
+COMMANDS = ("collect", "import-traces", "train", "tune", "evaluate", "inspect", "serve", "bench", "doctor", "demo")
 
 
 def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,5 +24,9 @@ class BoundaryMask:
         """For the next forward passes. positions: int64 [batch, tokens]; boundaries: int64 [batch]."""
         self._mask = (positions < boundaries[:, None]).unsqueeze(-1)
 
+    def clear(self) -> None:
+        """Every token uses the adapter from now on."""
+        self._mask = None
+
     def _apply(self, _module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
         return output if self._mask is None else output * self._mask

@@ -1,0 +1,65 @@
+"""The base model with a fresh LoRA adapter, and its tokenizer, from a local folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from lorazor.features.errors import InputError
+from lorazor.training.config import unknown
+from lorazor.training.finetune_config import ALL_LINEAR, FinetuneConfig
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The base's tokenizer; InputError when it is missing or knows no end-of-sequence token."""
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder}: not a model folder (it has no config.json)")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: no usable tokenizer: {_line(error)}") from None
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"{folder}: the tokenizer has no end-of-sequence token, so targets could not end")
+    return tokenizer
+
+
+def token_limit(config: FinetuneConfig) -> int:
+    """The most tokens of an example: what was asked, and no more than the base has positions for."""
+    most = getattr(AutoConfig.from_pretrained(config.model), "max_position_embeddings", None)
+    return min(config.max_length, most or config.max_length)
+
+
+def load_lora(config: FinetuneConfig) -> Any:
+    """A PEFT model whose adapter is as new, by the seed: float32, over a base in float32 or with `bf16` bfloat16.
+
+    Raises:
+        InputError: the folder holds no causal language model, or a target is not one of its linear layers.
+    """
+    set_seed(config.seed)
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
+    try:
+        base = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{config.model}: no usable causal language model: {_line(error)}") from None
+    _check_targets(config, base)
+    if config.gradient_checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    targets: str | list[str] = ALL_LINEAR if config.targets == (ALL_LINEAR,) else list(config.targets)
+    lora = LoraConfig(r=config.rank, lora_alpha=config.lora_alpha, target_modules=targets, task_type="CAUSAL_LM")
+    return get_peft_model(base, lora)
+
+
+def _check_targets(config: FinetuneConfig, base: Any) -> None:
+    linear = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)}
+    for target in config.targets:
+        if target not in linear and config.targets != (ALL_LINEAR,):
+            raise InputError(f"{config.model}: {unknown('target module', target, linear | {ALL_LINEAR})}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

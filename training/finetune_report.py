@@ -1,0 +1,77 @@
+"""What a fine-tuning run came to: for a person, for the model card and record, and for MLflow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lorazor.training import tracking
+from lorazor.training.finetune_config import FinetuneConfig
+from lorazor.training.finetune_data import Examples
+from lorazor.training.finetune_save import METRICS, card
+from lorazor.training.finetune_trainer import FinetuneTrainer
+from lorazor.training.provenance import git_sha
+from lorazor.training.publish import AUTO
+
+
+@dataclass(frozen=True)
+class FinetuneReport:
+    """Where the adapter is, and what validation says of it (the mean over target tokens, and shares of examples)."""
+
+    out: Path
+    steps: int
+    best_step: int
+    metrics: dict[str, float]
+    tracked: tracking.Tracked | None = None
+
+    def render(self) -> str:
+        """A few lines for a person."""
+        lines = [f"Adapter in {self.out}: {self.steps} steps, weights of step {self.best_step}"]
+        if self.metrics:
+            never, never_exact, prompt, prompt_exact = (self.metrics[name] for name in METRICS)
+            lines.append(f"  never released             loss {never:.4f}, exact {never_exact:.1%}")
+            lines.append(f"  released after the prompt  loss {prompt:.4f}, exact {prompt_exact:.1%}")
+        if self.tracked is not None:
+            lines.append(f"  MLflow run {self.tracked.run_id} in {self.tracked.uri}")
+        return "\n".join(lines)
+
+
+def validated(log: list[dict[str, float]], step: int) -> dict[str, float]:
+    """The validation of that step, whose weights the run ended with; empty where there was none."""
+    rows = [row for row in log if row["step"] == step and "eval_loss" in row]
+    return {name: rows[-1][f"eval_{name}"] for name in ("loss", "exact", *METRICS)} if rows else {}
+
+
+def summary(
+    trainer: FinetuneTrainer, config: FinetuneConfig, examples: Examples, report: FinetuneReport
+) -> dict[str, Any]:
+    """What the model card and the record say of this run."""
+    return {
+        "steps": report.steps,
+        "best_step": report.best_step,
+        "batch": config.batch * config.accumulate * trainer.args.world_size,
+        "examples": len(examples.train),
+        "held": len(examples.validation),
+        "data_digest": examples.digest(),
+        "metrics": report.metrics,
+        "log": trainer.state.log_history,
+    }
+
+
+def track(
+    trainer: FinetuneTrainer, config: FinetuneConfig, examples: Examples, report: FinetuneReport, uri: str
+) -> FinetuneReport:
+    """Log the run, with its curves and the adapter, to an MLflow store; the report that says where."""
+    run = summary(trainer, config, examples, report)
+    tracked = tracking.track(
+        tracking.default_uri() if uri == AUTO else uri,
+        artifact=report.out,
+        name="adapter",
+        params={**config.recipe(), "base": config.base, "examples": run["examples"], "batch_in_all": run["batch"]},
+        metrics={f"best_{name}": value for name, value in report.metrics.items()},
+        curves=run["log"],
+        tags={"data_digest": run["data_digest"], "git": git_sha()},
+        report=card(config, run),
+    )
+    return replace(report, tracked=tracked)

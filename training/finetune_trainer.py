@@ -1,0 +1,130 @@
+"""A transformers Trainer whose LoRA adapter lets go of each example at its boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from transformers import Trainer
+
+from lorazor.training.boundary_mask import BoundaryMask
+from lorazor.training.finetune_config import FinetuneConfig
+from lorazor.training.finetune_cuts import Cut, example_rng, log_uniform
+from lorazor.training.finetune_data import IGNORED, Batch, boundaries, positions, target_tokens
+from lorazor.training.finetune_own import OwnOutputs
+
+JUDGED = (Cut.NEVER, Cut.PROMPT)  # validation is done with each
+
+
+class FinetuneTrainer(Trainer):
+    """Trains under `config.cuts`; validation gives loss and exact share of the unreleased and of the prompt-only path.
+
+    The mask is set before a forward pass and stays until after its backward pass, so gradient checkpointing computes
+    the same again. That is also why distillation runs its three paths as rows of one batch.
+    """
+
+    control: Any
+
+    def __init__(self, config: FinetuneConfig, own: OwnOutputs | None, **options: Any) -> None:
+        super().__init__(**options)
+        self.config, self.own = config, own
+        self.boundary = BoundaryMask(self.model)
+
+    def compute_loss(
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Tensor | None = None
+    ) -> Any:
+        """Cross entropy on the targets, and with `distill` the divergence of two released paths from the full one."""
+        labels, releases = inputs["labels"], self.draw(inputs)
+        if self.config.distill:
+            rows = self.masked(*sandwich(inputs, releases))
+            rows["labels"][len(labels) :] = IGNORED  # only the full path learns from them
+        else:
+            rows = self.masked(inputs, releases)
+        loss, outputs = super().compute_loss(model, rows, True, num_items_in_batch)
+        if self.config.distill:
+            items = (labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+            # Trainer averages gradients over processes, but `items` counts the tokens of all of them.
+            scale = self.config.distill * self.accelerator.num_processes / items
+            loss = loss + scale * divergence(outputs.logits, labels)
+        return (loss, outputs) if return_outputs else loss
+
+    def draw(self, batch: Batch) -> Tensor:
+        """This step's release step of each example, int64 [batch]; with distillation log-uniform."""
+        lengths, step = target_tokens(batch["labels"]).tolist(), self.state.global_step
+        rngs = [example_rng(self.config.seed, step, index) for index in batch["index"].tolist()]
+        draw = log_uniform if self.config.distill else self.config.cuts.draw
+        return torch.tensor(list(map(draw, lengths, rngs)), device=batch["labels"].device)
+
+    def masked(self, batch: Batch, releases: Tensor) -> Batch:
+        """Set the mask for the next pass over `batch`; what the model takes of it."""
+        places = positions(batch["attention_mask"])
+        self.boundary.set(places, boundaries(batch, releases))
+        return {**{key: batch[key] for key in ("input_ids", "attention_mask", "labels")}, "position_ids": places}
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, device: Any) -> Any:
+        """The batches of one optimizer step, in the adapter's own words when it is their turn."""
+        share, step = self.config.own_outputs, self.state.global_step
+        if self.own is not None and Random(f"{self.config.seed}/{step}/own").random() < share:
+            own = self.own
+            with self.compute_loss_context_manager():
+                self.boundary.clear()
+                epoch_iterator = (own.replace(self.model, batch, step) for batch in epoch_iterator)
+                return super().get_batch_samples(epoch_iterator, num_batches, device)
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    @torch.no_grad()
+    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
+        """Loss per target token and share of targets that greedy decoding would give exactly, under each cut."""
+        self.model.eval()
+        sums = {cut: torch.zeros(4, dtype=torch.float64) for cut in JUDGED}
+        for batch in self.get_eval_dataloader():
+            batch = self._prepare_inputs(batch)
+            for cut in JUDGED:
+                sums[cut] += self.accelerator.gather_for_metrics(self._judge(batch, cut)).double().sum(0).cpu()
+        metrics = {}
+        for cut, (loss, tokens, exact, rows) in sums.items():
+            metrics[f"{metric_key_prefix}_{cut}_loss"] = float(loss / tokens)
+            metrics[f"{metric_key_prefix}_{cut}_exact"] = float(exact / rows)
+        for kind in ("loss", "exact"):
+            both = [metrics[f"{metric_key_prefix}_{cut}_{kind}"] for cut in self.judged_by]
+            metrics[f"{metric_key_prefix}_{kind}"] = sum(both) / len(both)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @property
+    def judged_by(self) -> tuple[Cut, ...]:
+        """The paths whose mean chooses the best checkpoint: those that this training is for."""
+        return JUDGED if self.config.cut is Cut.RELEASE_AWARE else (self.config.cut,)
+
+    def _judge(self, batch: Batch, cut: Cut) -> Tensor:
+        """float32 [batch, 4]: summed loss, target tokens, whether every argmax is right, and 1."""
+        lengths = target_tokens(batch["labels"])
+        releases = lengths if cut is Cut.NEVER else torch.ones_like(lengths)
+        with self.compute_loss_context_manager():
+            logits = self.model(**self.masked(batch, releases), use_cache=False).logits
+        row, column = (batch["labels"][:, 1:] != IGNORED).nonzero(as_tuple=True)
+        logits, labels = logits[row, column].float(), batch["labels"][row, column + 1]
+        zeros = torch.zeros(len(lengths), device=logits.device)
+        loss = zeros.index_add(0, row, cross_entropy(logits, labels, reduction="none"))
+        wrong = zeros.index_add(0, row, (logits.argmax(-1) != labels).float())
+        return torch.stack([loss, lengths.float(), (wrong == 0).float(), torch.ones_like(loss)], 1)
+
+
+def sandwich(batch: Batch, releases: Tensor) -> tuple[Batch, Tensor]:
+    """Every example three times: never released, released after the prompt, and released at `releases`."""
+    rows = {key: value.repeat(3, *[1] * (value.dim() - 1)) for key, value in batch.items()}
+    return rows, torch.cat([target_tokens(batch["labels"]), torch.ones_like(releases), releases])
+
+
+def divergence(logits: Tensor, labels: Tensor) -> Tensor:
+    """KL(full ‖ released), summed over target tokens, the mean of both released thirds; no gradient into the full."""
+    wanted = labels[:, 1:] != IGNORED
+    full, prompt, drawn = (log_softmax(part[:, :-1][wanted].float(), -1) for part in logits.chunk(3))
+    teacher = full.detach()
+    pairs = [kl_div(student, teacher, reduction="sum", log_target=True) for student in (prompt, drawn)]
+    return (pairs[0] + pairs[1]) / 2
