@@ -88,3 +88,11 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
         table.writeheader()
         table.writerows(rows)
     os.replace(temporary, path)
+
+
+def run_tests(name: str = "") -> None:
+    """The kernels' tests on the GPU, all or those of one file; ends the program if they fail."""
+    tests = Path(__file__).parent.parent / "tests" / "kernels" / name
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", str(tests)]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit("The kernels' tests fail: no speed is shown.")

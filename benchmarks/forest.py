@@ -10,7 +10,6 @@ LightGBM's; with an error above 1e-6 there is no time.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import lightgbm
 import numpy as np
 import torch
-from engines import provenance, write_rows
+from engines import provenance, run_tests, write_rows
 from kernel_paths import alternate, spread
 
 from lorazor.features.schema import FEATURES
@@ -69,14 +68,6 @@ def on_device(forest: Forest, rows: torch.Tensor, replays: int) -> dict[str, flo
     return {name: value / LAUNCHES for name, value in times.items()}
 
 
-def run_tests() -> None:
-    """The kernel's tests on the GPU; ends the program if they fail."""
-    test = Path(__file__).parent.parent / "tests" / "kernels" / "test_forest.py"
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", str(test)]
-    if subprocess.run(command, check=False).returncode:
-        sys.exit("The kernel's tests fail: no speed is shown.")
-
-
 def main() -> None:
     """Tests, then the numbers of rows in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -88,7 +79,7 @@ def main() -> None:
     parser.add_argument("--skip-tests", action="store_true")
     options = parser.parse_args()
     if not options.skip_tests:
-        run_tests()
+        run_tests("test_forest.py")
     scorer = make_scorer(options.trees, options.leaves)
     arrays = scorer.forest()
     forest = pack(**vars(arrays), device="cuda")

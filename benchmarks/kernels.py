@@ -20,7 +20,6 @@ H200, three to four minutes.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 import traceback
@@ -28,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from engines import provenance, write_rows
+from engines import provenance, run_tests, write_rows
 from kernel_errors import errors, passing
 from kernel_paths import Contestant, alternate, capture, has_stock, ours, spread, stock
 from kernel_points import Module, Point, grid, make_model
@@ -109,14 +108,6 @@ def metadata(rows: int, max_loras: int) -> list[Row]:
         for side, times in (("host", spread(spent)), ("device", found[name])):
             table.append({"adapters": max_loras, "rows": rows, "path": f"metadata {name}, {side}", **times})
     return table
-
-
-def run_tests() -> None:
-    """The kernels' tests on the GPU; ends the program if they fail."""
-    tests = Path(__file__).parent.parent / "tests" / "kernels"
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", str(tests)]
-    if subprocess.run(command, check=False).returncode:
-        sys.exit("The kernels' tests fail: no speed is shown.")
 
 
 def measure_all(options: argparse.Namespace, tuned: Path | None, listed: list[Row]) -> tuple[list[Row], list[Point]]:

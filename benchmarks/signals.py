@@ -12,13 +12,12 @@ launches, `probe` all four launches with the adapter's summary given (a probe of
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from engines import provenance, write_rows
+from engines import provenance, run_tests, write_rows
 from kernel_paths import alternate
 from kernel_points import BYTES_PER_MS
 
@@ -96,14 +95,6 @@ def line(row: dict[str, object]) -> str:
     return f"{where}{shown} us   bytes {row['bytes_us']:6.1f} us   error {row['error']:.1e}"
 
 
-def run_tests() -> None:
-    """The kernels' tests on the GPU; ends the program if they fail."""
-    test = Path(__file__).parent.parent / "tests" / "kernels" / "test_signals.py"
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", str(test)]
-    if subprocess.run(command, check=False).returncode:
-        sys.exit("The kernels' tests fail: no speed is shown.")
-
-
 def main() -> None:
     """Tests, then the numbers of rows in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,7 +106,7 @@ def main() -> None:
     parser.add_argument("--skip-tests", action="store_true")
     options = parser.parse_args()
     if not options.skip_tests:
-        run_tests()
+        run_tests("test_signals.py")
     torch.manual_seed(0)
     made, table = provenance(), []
     for rows in map(int, options.rows.split(",")):

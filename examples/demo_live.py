@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 from demo_requests import Answer, Exchange, active_row_share, ask, split_at_release
-from demo_server import HOST, ServerError, free_port, serving, tail
+from demo_server import ServerError, serving, tail
 from openai import OpenAIError
 from rich.console import Console
 from rich.status import Status
@@ -18,6 +18,8 @@ from rich.table import Table
 from rich.text import Text
 from tasks import Item, generate, score
 from tokenizers import Tokenizer
+
+from lorazor.runtime.processes import HOST, free_port
 
 SEED = 2026  # the traces are of seeds 1 and 2
 REQUESTS = 6  # of each adapter

@@ -1,21 +1,16 @@
 """Starts `lorazor serve` for the demo, waits until it answers, and leaves no process behind, whatever happens."""
 
 import os
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+from lorazor.runtime.bench_watch import healthy
+from lorazor.runtime.processes import HOST, start, stop
 
-HOST = "127.0.0.1"
 START_SECONDS = 300
-STOP_SECONDS = 30
-KILL_SECONDS = 5
 
 
 class ServerError(Exception):
@@ -32,13 +27,6 @@ class Server:
 
     url: str
     seconds: float
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -58,16 +46,7 @@ def serving(
     """
     begin = time.monotonic()
     with log.open("wb") as out:
-        # A session of its own: Ctrl-C reaches only the demo, which then stops the server and all its children.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_hear_interrupts,
-            env={"VLLM_NO_USAGE_STATS": "1", **os.environ},
-        )
+        process = start(command, {"VLLM_NO_USAGE_STATS": "1", **os.environ}, out)
     try:
         url = f"http://{HOST}:{port}"
         while not healthy(url):
@@ -83,41 +62,6 @@ def serving(
         stop(process)
 
 
-def _hear_interrupts() -> None:
-    """Shells start background jobs deaf to Ctrl-C; a server that inherited that could only be killed."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def healthy(url: str) -> bool:
-    """Whether GET /health says so."""
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def tail(log: Path, lines: int = 25) -> str:
     """The last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ctrl-C for the process group, and SIGKILL for what is left of it after STOP_SECONDS or at a second Ctrl-C."""
-    try:
-        _signal(process, signal.SIGINT, STOP_SECONDS)
-    finally:
-        _signal(process, signal.SIGKILL, KILL_SECONDS)
-        process.wait()
-
-
-def _signal(process: subprocess.Popen[bytes], number: int, seconds: float) -> None:
-    """Send a signal to the process group and wait until the group is empty, at most so many seconds."""
-    deadline = time.monotonic() + seconds
-    try:
-        os.killpg(process.pid, number)
-        while time.monotonic() < deadline:
-            process.poll()  # reaps it, so that the group can become empty
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
-    except ProcessLookupError:
-        pass  # nothing is left

@@ -36,11 +36,13 @@ def healthy(url: str) -> bool:
 
 def counters(url: str) -> dict[str, float]:
     """The counters that a bench keeps: all of ours, by name and labels, and those of STOCK_SAMPLES."""
-    return {
+    samples = list(_samples(url))
+    ours = {
         name if not labels else f"{name}{json.dumps(labels, sort_keys=True)}": value
-        for name, labels, value in _samples(url)
+        for name, labels, value in samples
         if name.startswith("lorazor_") and not name.endswith(UNKEPT)
-    } | {name: sum(value for other, _, value in _samples(url) if other == name) for name in STOCK_SAMPLES}
+    }
+    return ours | {name: sum(value for other, _, value in samples if other == name) for name in STOCK_SAMPLES}
 
 
 def _samples(url: str) -> Iterable[tuple[str, dict[str, str], float]]:

@@ -35,7 +35,8 @@ def require_supported_vllm() -> None:
 
 
 def kernels_alone(vllm_config: Any) -> bool:
-    """Whether an engine runs on model runner V2, where there are our kernels and, so far, no releases."""
+    """Whether an engine runs on model runner V2 on CUDA, where our kernels run alone: its releases (runner_v2.py) were
+    run on the CPU only, which is where tests use them."""
     if not getattr(vllm_config, "use_v2_model_runner", False):
         return False
     from vllm.platforms import current_platform

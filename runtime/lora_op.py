@@ -5,15 +5,13 @@ read theirs, so that a captured launch is right for every later step.
 """
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch.library import Library, infer_schema, register_fake
 
-from lorazor.kernels import reference
-from lorazor.kernels.dispatch import add_lora
+from lorazor.kernels.dispatch import add_lora, kernels_for, path_for
 from lorazor.kernels.metadata import TileList
 
 # Part of each op's name. Bodies are not traced, so a change of what an op means reaches vLLM's compile cache by it.
@@ -83,13 +81,6 @@ def _add_lora(
         add_linear(active, y, x, lora_a, lora_b, add)
 
 
-def _kernel(name: str, on_gpu: bool) -> Callable[..., torch.Tensor]:
-    # Imported at first use: a CPU server has no Triton.
-    module = import_module(f"lorazor.kernels.{name}") if on_gpu else reference
-    kernel: Callable[..., torch.Tensor] = getattr(module, name)
-    return kernel
-
-
 def _shrink(out: torch.Tensor, x: torch.Tensor, lora_a: list[torch.Tensor], key: torch.Tensor) -> None:
     # out: [slices, rows, rank]. What it holds for rows without an adapter means nothing: expand does not read it.
     active = _KNOWN[key.data_ptr()]
@@ -98,7 +89,7 @@ def _shrink(out: torch.Tensor, x: torch.Tensor, lora_a: list[torch.Tensor], key:
     active.launches += 1
     x = x.reshape(-1, x.shape[-1])
     tiles, ranks = active.tiles.view(x.shape[0]), active.own_ranks(lora_a[0].shape[2])
-    partial = _kernel("shrink", x.is_cuda)(x, lora_a, tiles, ranks=ranks)
+    partial = kernels_for(path_for(x.device))[0](x, lora_a, tiles, ranks=ranks)
     # [rows, slices, splits, rank]: this layer sums over ranks before it expands, so the splits are summed here.
     out.copy_(partial.sum(2).transpose(0, 1))
 
@@ -113,7 +104,7 @@ def _expand(
     active.launches += 1
     y, partial = y.view(-1, y.shape[-1]), x.transpose(0, 1).unsqueeze(2).float().contiguous()
     tiles, ranks = active.tiles.view(y.shape[0]), active.own_ranks(lora_b[0].shape[3])
-    _kernel("expand", y.is_cuda)(partial, lora_b, y, tiles, offset=offset, add=add, ranks=ranks)
+    kernels_for(path_for(y.device))[1](partial, lora_b, y, tiles, offset=offset, add=add, ranks=ranks)
 
 
 _LIBRARY: Any = Library("lorazor", "FRAGMENT")  # type: ignore[no-untyped-call]

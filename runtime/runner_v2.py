@@ -174,28 +174,34 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         ids = list(batch.req_ids)
         prompt = self.req_states.prompt_len.np[batch.idx_mapping_np[: len(ids)]]
         steps = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)] - prompt
-        signals = probes = None
-        try:
-            signals, probes = self._signals(len(ids), tokens)
-        except Exception:
-            if self._tell_of_signals:
-                self._tell_of_signals = False
-                logger.exception("LoRazor: signals failed; the requests of this step keep their adapters (logged once)")
-        probed = self._probed[0] if self._probed is not None else set()
+        probed, raw = self._probed[0] if self._probed is not None else set(), self._raw
         self._raw = None
-        return Pending(ids, [int(c) for c in steps], probed, signals, probes)
+        try:
+            sent = self._signals(len(ids), raw, tokens)
+            home = self._home(sent) if raw is not None else sent
+        except Exception:
+            self._tell("signals failed")
+            return Pending(ids, [int(c) for c in steps], probed, None, None)
+        return Pending(ids, [int(c) for c in steps], probed, *home, sent=sent)
 
-    def _signals(self, n: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _signals(self, n: int, raw: torch.Tensor | None, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         signals, probes = (torch.full((n, len(names)), torch.nan) for names in (ADAPTER_SIGNALS, PROBE_SIGNALS))
-        if self._raw is None:
+        if raw is None:
             return signals, probes
         chosen = tokens[:, 0].long()
-        signals = adapter_signals(self._raw, chosen)
         if self._probed is not None:
-            probes = probe_signals(self._raw, self._probed[1], chosen)
+            probes = probe_signals(raw, self._probed[1], chosen)
+        return adapter_signals(raw, chosen), probes
+
+    def _home(self, sent: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         with stream(self.output_copy_stream, self.main_stream):
             self.output_copy_stream.wait_stream(self.main_stream)
-            return signals.to("cpu", non_blocking=True), probes.to("cpu", non_blocking=True)
+            return sent[0].to("cpu", non_blocking=True), sent[1].to("cpu", non_blocking=True)
+
+    def _tell(self, what: str) -> None:
+        if self._tell_of_signals:
+            self._tell_of_signals = False
+            logger.exception("LoRazor: %s; the requests of this step keep their adapters (logged once)", what)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """vLLM's output of the step, with our decisions on it when its tokens are read."""
@@ -210,10 +216,14 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         return ReleasingOutput(output, finish) if isinstance(output, AsyncModelRunnerOutput) else finish(output)
 
     def _decide(self, output: Any, pending: Pending) -> Any:
-        if pending.signals is None or pending.probes is None:
+        try:
+            if pending.signals is None or pending.probes is None:
+                self.core.give_up(pending.ids)
+            else:
+                self._observe(output.sampled_token_ids, pending, pending.signals, pending.probes)
+        except Exception:
+            self._tell("decisions failed")
             self.core.give_up(pending.ids)
-        else:
-            self._observe(output.sampled_token_ids, pending, pending.signals, pending.probes)
         output.lorazor = self.core.take_step()
         return output
 

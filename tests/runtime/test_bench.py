@@ -140,7 +140,7 @@ def test_servers_are_stopped(
     error: type[BaseException] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the block ends, the server is gone, with the child that does not hear Ctrl-C; the log stays."""
-    monkeypatch.setattr("lorazor.runtime.bench_server.STOP_SECONDS", 1)
+    monkeypatch.setattr("lorazor.runtime.processes.STOP_SECONDS", 1)
     log = tmp_path / "s.log"
 
     def block() -> int:
@@ -169,7 +169,7 @@ def test_a_server_that_does_not_start_names_its_log(tmp_path: Path) -> None:
 
 def test_a_server_that_dies_during_a_run_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counters of a dead server are not asked for."""
-    monkeypatch.setattr("lorazor.runtime.bench_server.STOP_SECONDS", 1)
+    monkeypatch.setattr("lorazor.runtime.processes.STOP_SECONDS", 1)
     log = tmp_path / "s.log"
     with serving("stock", [sys.executable, "-c", FAKE_SERVER], os.environ, log) as server:
         server.process.kill()

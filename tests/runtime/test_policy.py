@@ -155,21 +155,22 @@ def test_a_failing_probe_changes_no_request(
     assert counts(llm, FAILURES)["missing_probe"] >= 1
 
 
+@pytest.mark.parametrize("where", [f"{RUNNER}.adapter_signals", "lorazor.runtime.core.ReleaseCore.observe"])
 def test_failing_signals_change_no_request(
-    llm: Any, tiny: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    llm: Any, tiny: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """A bug in the signals costs the releases of that step's requests, and the next request is as ever."""
+    """A bug in signals or decisions costs the releases of that step's requests; the next request is as ever."""
 
     def fail(*args: Any) -> None:
         raise RuntimeError("no signals today")
 
-    ask = Ask(prompt(4, 12), "a")
+    ask, failed = Ask(prompt(4, 12), "a"), counts(llm, FAILURES).get("signals", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(f"{RUNNER}.adapter_signals", fail)
+        patch.setattr(where, fail)
         (output,) = run(llm, tiny, [ask])
     assert released_at(output) is None
     assert_text(tokens(output), reference, ask)
-    assert counts(llm, FAILURES)["signals"] == 1
+    assert counts(llm, FAILURES)["signals"] == failed + 1
     assert released_at(run(llm, tiny, [ask])[0]) == 10
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo_server import ServerError, free_port, serving
+from examples.demo_server import ServerError, serving
+from lorazor.runtime.processes import free_port
 
 # A server with a child, as vLLM has; the child of a server that is told to is deaf to Ctrl-C.
 PROGRAM = """
@@ -68,7 +69,7 @@ def test_server_hears_ctrl_c_when_its_parent_does_not(tmp_path: Path) -> None:
 
 def test_server_is_stopped_when_the_block_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens inside, no process is left, deaf ones included, and the exception is not swallowed."""
-    monkeypatch.setattr("examples.demo_server.STOP_SECONDS", 2)
+    monkeypatch.setattr("lorazor.runtime.processes.STOP_SECONDS", 2)
     port, log = free_port(), tmp_path / "log"
     with (
         pytest.raises(KeyboardInterrupt),
