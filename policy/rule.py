@@ -151,8 +151,12 @@ class ReleaseRule:
         if self.wants_score(request_id, c) and score is not None and score >= (choice.threshold or 0.0):
             step = release_step(c)
         if step is not None:
-            self._released[request_id] = step
+            self.release(request_id, step)
         return step
+
+    def release(self, request_id: str, step: int) -> None:
+        """Release a request at this step; for one that another rule decided about."""
+        self._released[request_id] = step
 
     def released(self, request_id: str) -> int | None:
         """The release step of a request, None while it keeps its adapter."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 from lorazor.features.errors import InputError
 
@@ -32,13 +31,3 @@ def require_supported_vllm() -> None:
     version = vllm_version()
     if version not in SUPPORTED:
         raise InputError(f"vLLM {version} is not supported: LoRazor runs on {' and '.join(SUPPORTED)}")
-
-
-def kernels_alone(vllm_config: Any) -> bool:
-    """Whether an engine runs on model runner V2 on CUDA, where our kernels run alone: its releases (runner_v2.py) were
-    run on the CPU only, which is where tests use them."""
-    if not getattr(vllm_config, "use_v2_model_runner", False):
-        return False
-    from vllm.platforms import current_platform
-
-    return not current_platform.is_cpu()

@@ -11,7 +11,7 @@ from lorazor.features.errors import InputError
 
 
 class RuntimeConfig(BaseModel):
-    """The runtime's settings; an empty object turns on the active-row kernels, and forced releases on runner V1."""
+    """The runtime's settings; an empty object turns on the active-row kernels and forced releases."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

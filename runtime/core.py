@@ -2,12 +2,17 @@
 
 No vLLM here. A runner tells the core of each admitted request, asks for boundaries and probes, hands in the signals of
 each sampled row, and gets release steps back. Everything is keyed by request id, so batch order never matters.
+
+Under tensor parallelism one rank decides, for what a policy gives must not differ between ranks. Its decisions go to
+the scheduler and come back to every rank with a later step; those at admission, which take effect at once, go from
+rank to rank (`admission_releases`). What a rank runs, boundaries and probes, follows from these alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import torch
@@ -27,10 +32,12 @@ from lorazor.runtime.scoring import Followed
 
 @dataclass
 class StepReport:
-    """What one step sends to the scheduler: new requests' arms, new release steps, counter deltas."""
+    """What one step sends to the scheduler: new requests' arms, new release steps, counter deltas, and the requests
+    about which nothing more will be decided."""
 
     admitted: dict[str, str] = field(default_factory=dict)
     released: dict[str, int] = field(default_factory=dict)
+    given_up: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -74,10 +81,15 @@ class ReleaseCore:
     Args:
         artifact: the policy, or None.
         capacity: the most requests that can be followed at once; one more is never released and counted.
+        decides: whether this rank does.
+
+    Attributes:
+        lock: for callers in several threads; steps that overlap are read in another one than they are launched in.
     """
 
-    def __init__(self, config: RuntimeConfig, artifact: Artifact | None, capacity: int) -> None:
-        self.config, self.artifact = config, artifact
+    def __init__(self, config: RuntimeConfig, artifact: Artifact | None, capacity: int, decides: bool = True) -> None:
+        self.config, self.artifact, self.decides = config, artifact, decides
+        self.lock = RLock()
         self.probe_interval = artifact.manifest.probe_interval if artifact else config.probe_interval
         self.rule = ReleaseRule(self.probe_interval)
         self.recorder = Recorder()
@@ -89,6 +101,7 @@ class ReleaseCore:
             else None
         )
         self._live: dict[str, tuple[Report, int]] = {}
+        self._probed: set[str] = set()
         self._step = StepReport()
 
     # ------------------------------------------------------------------ one request
@@ -98,7 +111,8 @@ class ReleaseCore:
         self.rule.admit(new.request_id, choice)
         report = Report(public_id(new.request_id), new.adapter, choice.arm, choice.task, sibling(new.request_id))
         self._live[new.request_id] = report, new.prompt_tokens
-        self._step.admitted[new.request_id] = choice.arm
+        if self.decides:
+            self._step.admitted[new.request_id] = choice.arm
         self.counters.add("lorazor_requests_total", adapter=new.adapter, task=self._label(choice.task), arm=choice.arm)
         if choice.arm.startswith("unknown"):
             self.counters.add("lorazor_unknown_total", what=choice.arm.removeprefix("unknown_"))
@@ -110,8 +124,23 @@ class ReleaseCore:
             and not self.followed.start(new.request_id, choice.task or "", new.prompt_tokens, new.max_tokens)
         ):
             self.counters.add(FAILURES, reason="capacity")
+        if self.wants_signals(new.request_id):
+            self._probed.add(new.request_id)
         # Now, not with the prompt's first token: where steps overlap, the next step is launched before that is read.
-        self._decide([(new.request_id, 0)])
+        if self.decides:
+            self._decide([(new.request_id, 0)])
+
+    def admission_releases(self) -> dict[str, int]:
+        """The release steps decided by `admit` in this step, for the other ranks to `take_in`."""
+        return dict(self._step.released)
+
+    def take_in(self, released: Mapping[str, int], given_up: Collection[str] = ()) -> None:
+        """What was decided, the same on every rank: the release steps, and whose probes are not needed any more."""
+        for request_id in (i for i in released if i in self._live):
+            if self.rule.released(request_id) is None:
+                self.rule.release(request_id, released[request_id])
+                self._unfollow(request_id)
+        self._probed.difference_update(released, given_up)
 
     def _choose(self, new: Admitted) -> Choice:
         entry = self.artifact.task_of(new.fingerprint) if self.artifact and new.fingerprint else None
@@ -159,14 +188,17 @@ class ReleaseCore:
 
     def wants_probe(self, request_id: str, c: int) -> bool:
         """Whether decode step `c` of this request should be probed."""
-        g = self.probe_interval
-        return g is not None and self.wants_signals(request_id) and is_decision_step(c, g)
+        return request_id in self._probed and self._is_due(c)
+
+    def _is_due(self, c: int) -> bool:
+        return self.probe_interval is not None and is_decision_step(c, self.probe_interval)
 
     def give_up(self, ids: Sequence[str]) -> None:
         """Decide nothing more for these requests: a step of their past is missing."""
         lost = [i for i in ids if self.followed is not None and i in self.followed]
         self.counters.add(FAILURES, len(lost), reason="signals")
         for request_id in lost:
+            self._step.given_up.append(request_id)
             self._unfollow(request_id)
 
     def _unfollow(self, request_id: str) -> None:
@@ -178,6 +210,7 @@ class ReleaseCore:
         if request_id in self._live:
             self.reports.keep(self._live.pop(request_id)[0])
             self.rule.forget(request_id)
+            self._probed.discard(request_id)
             self._unfollow(request_id)
 
     # ------------------------------------------------------------------ one step
@@ -193,7 +226,7 @@ class ReleaseCore:
         if not index or self.followed is None:
             return
         self.followed.push([sampled.ids[k] for k in index], sampled.signals[index], sampled.probes[index])
-        due = [k for k in index if self.wants_probe(sampled.ids[k], sampled.steps[k])]
+        due = [k for k in index if self._is_due(sampled.steps[k])]
         ready = [k for k in due if not bool(sampled.probes[k].isnan().all())]
         if len(ready) < len(due):
             self.counters.add(FAILURES, len(due) - len(ready), reason="missing_probe")

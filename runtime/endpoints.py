@@ -16,7 +16,6 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 
-from lorazor.runtime.compat import kernels_alone
 from lorazor.runtime.validate import ExtraArgsMiddleware
 
 # The engine answers between two steps; one that takes longer than this is stuck, and so would the client be.
@@ -65,11 +64,9 @@ class Endpoints:
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Remember the engine, if it was asked to run LoRazor, and the API keys: vLLM guards only its own prefixes."""
-        vllm_config = getattr(engine_client, "vllm_config", None)
-        config = getattr(vllm_config, "additional_config", None)
+        config = getattr(getattr(engine_client, "vllm_config", None), "additional_config", None)
         asked = isinstance(config, Mapping) and "lorazor" in config
         state.lorazor_engine = engine_client if asked else None
-        state.lorazor_releases = not (asked and kernels_alone(vllm_config))
         state.lorazor_keys = _digests(_api_keys(args))
 
 

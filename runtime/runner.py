@@ -19,6 +19,7 @@ from lorazor.runtime.active_loras import ActiveLoras
 from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
 from lorazor.runtime.mapping import map_tokens
 from lorazor.runtime.probe import base_logits
+from lorazor.runtime.ranks import agree_on_admissions, take_in_decisions
 from lorazor.runtime.unloading import Unloading
 
 if current_platform.is_cpu():
@@ -64,20 +65,22 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
         self.core.counters.add("lorazor_rows", int((adapters > 0).sum()))
 
     def _admit(self, ids: list[str]) -> None:
-        for request_id in ids:
+        fresh = [i for i in ids if self.requests[i].lora_request is not None and not self.core.follows(i)]
+        for request_id in fresh:
             state = self.requests[request_id]
-            if state.lora_request is not None and not self.core.follows(request_id):
-                params = state.sampling_params
-                self.core.admit(
-                    Admitted(
-                        request_id,
-                        adapter=state.lora_request.lora_name,
-                        fingerprint=self.fingerprints(state.lora_request.lora_path),
-                        prompt_tokens=state.num_prompt_tokens,
-                        max_tokens=params.max_tokens,
-                        extra_args=params.extra_args,
-                    )
+            params = state.sampling_params
+            self.core.admit(
+                Admitted(
+                    request_id,
+                    adapter=state.lora_request.lora_name,
+                    fingerprint=self.fingerprints(state.lora_request.lora_path),
+                    prompt_tokens=state.num_prompt_tokens,
+                    max_tokens=params.max_tokens,
+                    extra_args=params.extra_args,
                 )
+            )
+        if fresh:
+            agree_on_admissions(self.core)
 
     def _plan_probes(self, ids: list[str], start: Any, counts: Any) -> None:
         """Which rows to probe: decode rows with one token, still active, at a decision step."""
@@ -118,7 +121,7 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample, then take the signals of the raw logits and let the core decide."""
         state = self.execute_model_state
-        if state is None:
+        if state is None or not self.core.decides:
             return super().sample_tokens(grammar_output)
         ids = list(self.input_batch.req_ids)
         keep = [k for k, i in enumerate(ids) if self.core.wants_signals(i) and not self.discard_request_mask.np[k]]
@@ -155,6 +158,7 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
         result = super()._update_states(scheduler_output)
         for request_id in scheduler_output.finished_req_ids:
             self.core.forget(request_id)
+        take_in_decisions(self.core, scheduler_output)
         self._unload_idle()
         return result
 

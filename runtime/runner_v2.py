@@ -1,4 +1,4 @@
-"""Model runner V2 with releases, and with the kernels alone where there are none (tensor parallelism).
+"""Model runner V2 with releases.
 
 Steps overlap: step k + 1 is launched before the tokens of step k are read. A decision made on step k (c output tokens
 before it) sets the boundary to prompt length + c + 1, which step k + 2 is the first to reach, so the host's lag changes
@@ -22,6 +22,7 @@ from lorazor.runtime.active_loras import ActiveLoras
 from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
 from lorazor.runtime.lora_state import ReleasableLoraState
 from lorazor.runtime.overlap import Pending, ReleasingOutput
+from lorazor.runtime.ranks import agree_on_admissions, take_in_decisions
 from lorazor.runtime.unloading import Unloading
 
 if current_platform.is_cpu():
@@ -32,12 +33,8 @@ else:
 logger = logging.getLogger("vllm.lorazor")
 
 
-class KernelRunner(ActiveLoras, StockRunner):
-    """The active-row kernels alone. Given to the built runner as its class by the worker."""
-
-
 class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
-    """Releases too. Given to the built runner as its class by the worker, which then calls `start_lorazor`."""
+    """Given to the built runner as its class by the worker, which then calls `start_lorazor`."""
 
     core: ReleaseCore
 
@@ -82,28 +79,34 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
     def add_requests(self, scheduler_output: Any) -> None:
         """Take in new requests; one with an adapter is followed from here on, also when it comes back resumed."""
         super().add_requests(scheduler_output)
-        for new in scheduler_output.scheduled_new_reqs:
-            if new.lora_request is None:
-                continue
-            self._adapters[new.req_id] = new.lora_request.lora_int_id
-            if not self.core.follows(new.req_id):
-                self.core.admit(
-                    Admitted(
-                        new.req_id,
-                        adapter=new.lora_request.lora_name,
-                        fingerprint=self.fingerprints(new.lora_request.lora_path),
-                        prompt_tokens=len(new.prompt_token_ids),
-                        max_tokens=new.sampling_params.max_tokens,
-                        extra_args=new.sampling_params.extra_args,
-                    )
-                )
+        with_adapter = [new for new in scheduler_output.scheduled_new_reqs if new.lora_request is not None]
+        self._adapters |= {new.req_id: new.lora_request.lora_int_id for new in with_adapter}
+        with self.core.lock:
+            fresh = [new for new in with_adapter if not self.core.follows(new.req_id)]
+            for new in fresh:
+                self._admit(new)
+            if fresh:
+                agree_on_admissions(self.core)
+
+    def _admit(self, new: Any) -> None:
+        self.core.admit(
+            Admitted(
+                new.req_id,
+                adapter=new.lora_request.lora_name,
+                fingerprint=self.fingerprints(new.lora_request.lora_path),
+                prompt_tokens=len(new.prompt_token_ids),
+                max_tokens=new.sampling_params.max_tokens,
+                extra_args=new.sampling_params.extra_args,
+            )
+        )
 
     def finish_requests(self, scheduler_output: Any) -> None:
         """Forget requests that ended; preempted ones are remembered."""
         super().finish_requests(scheduler_output)
-        for request_id in scheduler_output.finished_req_ids:
-            self.core.forget(request_id)
-            self._adapters.pop(request_id, None)
+        with self.core.lock:
+            for request_id in scheduler_output.finished_req_ids:
+                self.core.forget(request_id)
+                self._adapters.pop(request_id, None)
         self._unload_idle()
 
     def _in_use(self) -> set[int]:
@@ -112,6 +115,11 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
     def update_requests(self, scheduler_output: Any) -> None:
         """Take in the step's positions, and from them which tokens keep their adapter: position < boundary."""
         super().update_requests(scheduler_output)
+        with self.core.lock:
+            take_in_decisions(self.core, scheduler_output)
+            self._map(scheduler_output)
+
+    def _map(self, scheduler_output: Any) -> None:
         state, self._to_probe, self._probed = self.lora_state, set(), None
         state.active = {}
         for request_id, count in scheduler_output.num_scheduled_tokens.items():
@@ -162,12 +170,14 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
     # ------------------------------------------------------------------ after it
     def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
         """Sample, and start the signals of the raw logits on their way home."""
-        self._sampling, self._raw = any(map(self.core.wants_signals, input_batch.req_ids)), None
+        self._sampling = self.core.decides and any(map(self.core.wants_signals, input_batch.req_ids))
+        self._raw = None
         try:
             sampled = super().sample(hidden_states, input_batch, grammar_output)
         finally:
             self._sampling = False
-        self._pending = self._start_home(input_batch, sampled[0].sampled_token_ids)
+        if self.core.decides:
+            self._pending = self._start_home(input_batch, sampled[0].sampled_token_ids)
         return sampled
 
     def _start_home(self, batch: Any, tokens: torch.Tensor) -> Pending:
@@ -211,7 +221,8 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
             return output
 
         def finish(read: Any) -> Any:
-            return self._decide(read, pending)
+            with self.core.lock:
+                return self._decide(read, pending)
 
         return ReleasingOutput(output, finish) if isinstance(output, AsyncModelRunnerOutput) else finish(output)
 

@@ -29,6 +29,8 @@ class LoRazorScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._counts: Counter[str] = Counter()
+        self._released: dict[str, int] = {}
+        self._given_up: list[str] = []
         self._families: OrderedDict[str, dict[int, dict[str, Any]]] = OrderedDict()
         self._hash_block_size: int = kwargs.get("hash_block_size") or self.block_size
 
@@ -39,16 +41,20 @@ class LoRazorScheduler(Scheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, in which an adapter that has waited too long is not overtaken by resident ones."""
+        """One step, in which an adapter that has waited too long is not overtaken by resident ones. It carries what
+        was decided since the last one to every worker."""
         held = self._held_back()
         for queue, requests in held:
             queue.remove_requests(requests)
         try:
-            return super().schedule(*args, **kwargs)
+            step = super().schedule(*args, **kwargs)
         finally:
             for queue, requests in held:
                 for request in requests:
                     queue.add_request(request)
+        step.lorazor = self._released, self._given_up
+        self._released, self._given_up = {}, []
+        return step
 
     def _held_back(self) -> list[tuple[Any, list[Any]]]:
         starving = self._starving_adapter()
@@ -88,6 +94,8 @@ class LoRazorScheduler(Scheduler):
 
     def _stamp(self, step: StepReport) -> None:
         self._counts.update(step.counts)
+        self._released.update(step.released)
+        self._given_up += step.given_up
         for request_id, arm in step.admitted.items():
             request = self.requests.get(request_id)
             if isinstance(request, ReleasableRequest):

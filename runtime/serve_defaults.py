@@ -28,7 +28,8 @@ def set_defaults(args: Namespace, adapters: int, rank: int) -> Iterator[str]:
     from vllm.platforms import current_platform
 
     yield from _lora_defaults(args, adapters, rank)
-    yield from _cpu_defaults(args) if current_platform.is_cpu() else _cuda_defaults(args)
+    if current_platform.is_cpu():
+        yield from _cpu_defaults(args)
 
 
 def _lora_defaults(args: Namespace, adapters: int, rank: int) -> Iterator[str]:
@@ -65,10 +66,3 @@ def _available_memory() -> int:
     import psutil  # type: ignore[import-untyped]  # vLLM brings it, without types
 
     return int(psutil.virtual_memory().available)
-
-
-def _cuda_defaults(args: Namespace) -> Iterator[str]:
-    # See lorazor.runtime.setup.
-    if "VLLM_USE_V2_MODEL_RUNNER" not in os.environ:
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        yield "set VLLM_USE_V2_MODEL_RUNNER=0: releases run on model runner V1 (1: the kernels alone, without releases)"

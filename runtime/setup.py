@@ -1,7 +1,6 @@
 """Turns one engine into a LoRazor engine: refuses what does not work, then names our worker and scheduler.
 
-Two kinds, by vLLM's model runner. V1: releases. V2 (CUDA only, and its default there): the active-row kernels alone,
-under vLLM's own scheduler.
+On either model runner of vLLM: V2 (CUDA only, and its default there) keeps asynchronous scheduling, V1 loses it.
 """
 
 from __future__ import annotations
@@ -11,47 +10,49 @@ from typing import Any
 import torch
 
 from lorazor.features.errors import InputError
-from lorazor.runtime.compat import kernels_alone, require_supported_vllm
-from lorazor.runtime.config import RuntimeConfig, runtime_config
+from lorazor.runtime.compat import require_supported_vllm
+from lorazor.runtime.config import runtime_config
 
 WORKER = "lorazor.runtime.worker.LoRazorWorker"
-KERNEL_WORKER = "lorazor.runtime.worker_v2.KernelWorker"
 SCHEDULER = "lorazor.runtime.scheduler.LoRazorScheduler"
 ASYNC_SCHEDULER = "lorazor.runtime.scheduler.LoRazorAsyncScheduler"
 MAX_RANK = 256  # what the kernels' tiles have room for
 
 
 def prepare(vllm_config: Any) -> None:
-    """Set worker_cls, and for releases scheduler_cls; runs again in the engine's process, where it changes nothing.
+    """Set worker_cls and scheduler_cls; runs again in the engine's process, where it changes nothing.
 
     Raises:
         InputError: this vLLM, or an option beside LoRazor, is not supported; the sentence names it.
     """
     require_supported_vllm()
-    config = runtime_config(vllm_config.additional_config)
-    assert config is not None, "prepare() without the key lorazor in additional_config"
-    alone = kernels_alone(vllm_config)
-    particular = _without_kernels_alone(config) if alone else _without_releases(vllm_config)
-    for sentence, broken in {**_never(vllm_config), **particular}.items():
+    assert runtime_config(vllm_config.additional_config) is not None, "prepare() without the key lorazor"
+    for sentence, broken in _never(vllm_config).items():
         if broken:
             raise InputError(f"LoRazor: {sentence}")
-    _name_worker(vllm_config.parallel_config, KERNEL_WORKER if alone else WORKER)
-    if not alone:
-        _name_scheduler(vllm_config.scheduler_config)
+    _name_worker(vllm_config.parallel_config)
+    _name_scheduler(vllm_config)
 
 
-def _name_worker(parallel: Any, worker: str) -> None:
-    if parallel.worker_cls not in ("auto", worker):
+def _name_worker(parallel: Any) -> None:
+    if parallel.worker_cls not in ("auto", WORKER):
         raise InputError(f"worker_cls must be left to LoRazor, got {parallel.worker_cls}")
-    parallel.worker_cls = worker
+    parallel.worker_cls = WORKER
 
 
-def _name_scheduler(scheduler: Any) -> None:
+def _name_scheduler(vllm_config: Any) -> None:
+    scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls not in (None, SCHEDULER, ASYNC_SCHEDULER):
         raise InputError(f"scheduler_cls must be left to LoRazor, got {scheduler.scheduler_cls}")
-    scheduler.scheduler_cls = SCHEDULER
-    # Decisions ride home with the sampled tokens of a synchronous step; asynchronous scheduling needs runner V2.
-    scheduler.async_scheduling = False
+    # On V1 decisions come home with the tokens of a synchronous step.
+    scheduler.async_scheduling = bool(scheduler.async_scheduling) and _overlaps(vllm_config)
+    scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
+
+
+def _overlaps(vllm_config: Any) -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(vllm_config.use_v2_model_runner) and not current_platform.is_cpu()
 
 
 def _never(vllm_config: Any) -> dict[str, Any]:
@@ -75,17 +76,3 @@ def _never(vllm_config: Any) -> dict[str, Any]:
         and not model.enforce_eager,
         f"the kernels take ranks up to {MAX_RANK}: --max-lora-rank is {rank}": not on_cpu and rank > MAX_RANK,
     }
-
-
-def _without_kernels_alone(config: RuntimeConfig) -> dict[str, Any]:
-    """What model runner V2 does not have yet."""
-    return {
-        "a policy needs model runner V1 yet: set VLLM_USE_V2_MODEL_RUNNER=0": config.policy is not None,
-        "recording needs model runner V1 yet: set VLLM_USE_V2_MODEL_RUNNER=0": config.record,
-    }
-
-
-def _without_releases(vllm_config: Any) -> dict[str, Any]:
-    """What releases do not go with yet."""
-    sentence = "releases are not supported with tensor parallelism yet: set --tensor-parallel-size 1"
-    return {sentence: vllm_config.parallel_config.tensor_parallel_size > 1}

@@ -13,7 +13,6 @@ from typing import Any
 
 from lorazor.features.errors import InputError
 from lorazor.policy.rule import parse_options
-from lorazor.runtime.setup import KERNEL_WORKER
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -21,20 +20,12 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-NO_RELEASES = "this server runs the kernels alone: releases need model runner V1 yet (VLLM_USE_V2_MODEL_RUNNER=0)"
-
-
-def check_extra_args(extra_args: Mapping[str, Any] | None, releases: bool = True) -> None:
+def check_extra_args(extra_args: Mapping[str, Any] | None) -> None:
     """Raise InputError (a ValueError), in one sentence, for the first `lorazor_*` entry that a request may not carry.
 
-    The rule is the policy's own, `lorazor.policy.rule.parse_options`; keys of others are none of our business. Where
-    the engine has no `releases`, a request may not ask for one either.
+    The rule is the policy's own, `lorazor.policy.rule.parse_options`; keys of others are none of our business.
     """
-    options = parse_options(extra_args)
-    if not releases and options.release not in (None, "never"):
-        raise InputError(f"{NO_RELEASES}, got lorazor_release {options.release}")
-    if not releases and options.threshold is not None:
-        raise InputError(f"{NO_RELEASES}, got lorazor_threshold {options.threshold:g}")
+    parse_options(extra_args)
 
 
 def install(input_processor: type) -> None:
@@ -49,10 +40,7 @@ def install(input_processor: type) -> None:
     @functools.wraps(original)
     def checked(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if "lorazor" in _mapping(self.vllm_config.additional_config):
-            # By the worker's name: asking vLLM for its model runner reads every installed package's metadata, which
-            # costs a request ten milliseconds.
-            releases = self.vllm_config.parallel_config.worker_cls != KERNEL_WORKER
-            _check_or_refuse(getattr(params, "extra_args", None), releases)
+            _check_or_refuse(getattr(params, "extra_args", None))
         return original(self, params, *args, **kwargs)
 
     checked.lorazor_original = original  # type: ignore[attr-defined]
@@ -64,11 +52,11 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _check_or_refuse(extra_args: Mapping[str, Any] | None, releases: bool) -> None:
+def _check_or_refuse(extra_args: Mapping[str, Any] | None) -> None:
     from vllm.exceptions import VLLMValidationError
 
     try:
-        check_extra_args(extra_args, releases)
+        check_extra_args(extra_args)
     except InputError as error:
         raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
 
@@ -84,10 +72,7 @@ class ExtraArgsMiddleware:
         if not _is_json_post(scope):
             return await self.app(scope, receive, send)
         messages = await _read_body(receive)
-        body = b"".join(message.get("body", b"") for message in messages)
-        # The endpoint plugin leaves word there of what the engine can do.
-        state = getattr(scope.get("app"), "state", None)
-        sentence = _complaint(body, getattr(state, "lorazor_releases", True))
+        sentence = _complaint(b"".join(message.get("body", b"") for message in messages))
         if sentence is None:
             return await self.app(scope, _replay(messages, receive), send)
         from starlette.responses import JSONResponse
@@ -120,7 +105,7 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
     return replayed
 
 
-def _complaint(body: bytes, releases: bool) -> str | None:
+def _complaint(body: bytes) -> str | None:
     # Most bodies never name us: a search of the bytes is all that they cost. What hides from it in JSON escapes, and
     # what is no JSON at all, is for the gate behind this one.
     if b"lorazor_" not in body:
@@ -131,7 +116,7 @@ def _complaint(body: bytes, releases: bool) -> str | None:
         return None
     extra_args = request.get("vllm_xargs") if isinstance(request, dict) else None
     try:
-        check_extra_args(extra_args if isinstance(extra_args, dict) else None, releases)
+        check_extra_args(extra_args if isinstance(extra_args, dict) else None)
     except InputError as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-"""vLLM's worker with releases (model runner V1), and the calls that the endpoints and `lorazor collect` make."""
+"""vLLM's worker with releases, and the calls that the endpoints and `lorazor collect` make."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from vllm.distributed import get_tp_group
 from vllm.platforms import current_platform
 
 from lorazor.policy.artifact import load_artifact
@@ -68,9 +69,8 @@ class LoRazorWorker(StockWorker):
         assert config is not None, "LoRazorWorker without the key lorazor in additional_config"
         artifact = load_artifact(config.policy, fingerprint(self._base_folder())) if config.policy else None
         capacity = FOLLOWED_PER_SEQUENCE * self.vllm_config.scheduler_config.max_num_seqs
-        self.model_runner.start_lorazor(
-            ReleaseCore(config, artifact, capacity), adapter_fingerprint if artifact else lambda path: None
-        )
+        core = ReleaseCore(config, artifact, capacity, decides=get_tp_group().is_first_rank)
+        self.model_runner.start_lorazor(core, adapter_fingerprint if artifact else lambda path: None)
 
     def _base_folder(self) -> str:
         """Where the base's weights lie; a hub id stands for its local snapshot."""
@@ -99,12 +99,15 @@ class LoRazorWorker(StockWorker):
 
     def lorazor_traces(self, ids: list[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return and forget recorded traces; see `Recorder.take`."""
-        return self.core.recorder.take(ids)
+        with self.core.lock:
+            return self.core.recorder.take(ids)
 
     def lorazor_status(self) -> dict[str, Any]:
         """What this worker runs and has counted so far."""
-        return self.core.status()
+        with self.core.lock:
+            return self.core.status()
 
     def lorazor_request(self, request_id: str) -> dict[str, Any] | None:
         """The report of a live or recent request by the id that the client knows."""
-        return self.core.report(request_id)
+        with self.core.lock:
+            return self.core.report(request_id)

@@ -16,7 +16,7 @@ from tests.runtime.tiny import Ask, Reference, Tiny, assert_text, prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm, pytest.mark.slow]
 
-V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_GPU_SYNC_CHECK": "error"}
 GRAPHS = {"enforce_eager": False, "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}}
 
 # Three adapters of ranks 8, 16 and 4 on two slots; rows without one; prompts of several chunks; then nobody; then one.
@@ -47,12 +47,11 @@ def assert_texts(texts: Sequence[Sequence[Sequence[int]]], batches: Sequence[Seq
 
 
 @pytest.mark.parametrize(("dtype", "options"), [("bfloat16", GRAPHS), ("float16", {"enforce_eager": True})])
-def test_v2_on_the_kernels_alone(dtype: str, options: dict[str, Any], tiny: Tiny, reference: Reference) -> None:
+def test_v2_with_nobody_released(dtype: str, options: dict[str, Any], tiny: Tiny, reference: Reference) -> None:
     """Asynchronous steps, in full and piecewise graphs or eager, wait for the GPU nowhere and have the right texts."""
-    environment = {**V2, "VLLM_GPU_SYNC_CHECK": "error"}
-    texts, facts = run_apart(tiny, {}, BATCHES, environment, dtype=dtype, **options)
+    texts, facts = run_apart(tiny, {}, BATCHES, V2, dtype=dtype, **options)
     assert_texts(texts, BATCHES, reference)
-    assert (facts["runner"], facts["lora_state"]) == ("KernelRunner", "ArrayLoraState")
+    assert (facts["runner"], facts["lora_state"]) == ("ReleaseRunner", "ReleasableLoraState")
     assert facts["wrappers"] == ["KernelPunica"]
     assert facts["launches"] > 0
     assert facts["async_scheduling"]
@@ -60,17 +59,20 @@ def test_v2_on_the_kernels_alone(dtype: str, options: dict[str, Any], tiny: Tiny
     assert set(facts["ranks"][0]) <= {4, 8, 16}
 
 
+@pytest.mark.parametrize(("environment", "runner"), [(V1, "LoRazorRunner"), (V2, "ReleaseRunner")])
 @pytest.mark.parametrize("options", [GRAPHS, {"enforce_eager": True}])
-def test_v1_with_releases_and_probes(options: dict[str, Any], tiny: Tiny, reference: Reference) -> None:
+def test_releases_and_probes(
+    environment: dict[str, str], runner: str, options: dict[str, Any], tiny: Tiny, reference: Reference
+) -> None:
     """Releases, rows that are probed every fourth step, and steps in which everybody is released."""
     releases = (1, 3, 9, "never", 14, "never")
     mixed = [Ask(prompt(k, 8 + 9 * k), "ab"[k % 2], releases[k % 6]) for k in range(12)] + NOBODY
     released = [Ask(prompt(50 + k, 12), "ab"[k], 2, tokens=20) for k in range(2)]
     batches = [mixed, released, ALONE]
     recording = {"record": True, "probe_interval": 4}
-    texts, facts = run_apart(tiny, recording, batches, V1, dtype="bfloat16", **options)
+    texts, facts = run_apart(tiny, recording, batches, environment, dtype="bfloat16", **options)
     assert_texts(texts, batches, reference)
-    assert facts["runner"] == "LoRazorRunner"
+    assert facts["runner"] == runner
     assert facts["wrappers"] == ["KernelPunica"]
     assert ("FULL" in facts["graphs"]) == (options is GRAPHS)
     counted = {name: n for name, _, n in facts["counts"]}

@@ -70,7 +70,6 @@ def test_a_policy_that_never_releases_changes_no_token(tiny: Tiny, reference: Re
         ({"enable_lora": False}, "LoRA is off"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "pipeline parallelism"),
-        ({"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, "tensor parallelism"),
         ({"scheduler_cls": "somebody.Else"}, "scheduler_cls"),
         ({"additional_config": {"lorazor": {"polcy": "x"}}}, "lorazor.polcy"),
         ({"additional_config": {"lorazor": {"release_fraction": 1.5}}}, "release_fraction"),

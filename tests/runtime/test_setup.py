@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lorazor.features.errors import InputError
-from lorazor.runtime.setup import KERNEL_WORKER, SCHEDULER, WORKER, prepare
+from lorazor.runtime.setup import ASYNC_SCHEDULER, SCHEDULER, WORKER, prepare
 
 pytestmark = pytest.mark.vllm
 
@@ -43,19 +43,22 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_cuda")
-def test_v2_gets_the_kernels_alone() -> None:
-    """Scheduler and asynchronous scheduling stay vLLM's; graphs, tensor parallelism and a second call are fine."""
-    asked = config(True, parallel__tensor_parallel_size=4)
-    for _ in range(2):
-        prepare(asked)
-        assert asked.parallel_config.worker_cls == KERNEL_WORKER
-        assert asked.scheduler_config == SimpleNamespace(scheduler_cls=None, async_scheduling=True)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_v2_keeps_asynchronous_scheduling(overlap: bool) -> None:
+    """Where it is on; tensor parallelism and a second call are fine."""
+    for ours in ({}, {"policy": "p"}, {"record": True, "probe_interval": 4}):
+        asked = config(True, ours, parallel__tensor_parallel_size=4, scheduler__async_scheduling=overlap)
+        named = SimpleNamespace(scheduler_cls=ASYNC_SCHEDULER if overlap else SCHEDULER, async_scheduling=overlap)
+        for _ in range(2):
+            prepare(asked)
+            assert asked.parallel_config.worker_cls == WORKER
+            assert asked.scheduler_config == named
 
 
 @pytest.mark.usefixtures("on_cuda")
 @pytest.mark.parametrize("eager", [False, True])
-def test_v1_gets_releases(eager: bool) -> None:
-    """With a policy or without, in CUDA graphs or not; steps are scheduled synchronously."""
+def test_v1_loses_asynchronous_scheduling(eager: bool) -> None:
+    """With a policy or without, in CUDA graphs or not."""
     for ours in ({}, {"policy": "p"}, {"record": True, "probe_interval": 4}):
         asked = config(False, ours, model__enforce_eager=eager)
         for _ in range(2):
@@ -64,8 +67,8 @@ def test_v1_gets_releases(eager: bool) -> None:
             assert asked.scheduler_config == SimpleNamespace(scheduler_cls=SCHEDULER, async_scheduling=False)
 
 
-def test_a_cpu_always_gets_releases() -> None:
-    """There is no model runner V2 without Triton."""
+def test_a_cpu_never_overlaps_steps() -> None:
+    """There is no model runner V2 without Triton, and vLLM turns asynchronous scheduling off on CPUs."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -73,18 +76,15 @@ def test_a_cpu_always_gets_releases() -> None:
     asked = config(True, model__dtype=torch.float32)
     prepare(asked)
     assert asked.parallel_config.worker_cls == WORKER
+    assert asked.scheduler_config == SimpleNamespace(scheduler_cls=SCHEDULER, async_scheduling=False)
 
 
 @pytest.mark.usefixtures("on_cuda")
 @pytest.mark.parametrize(
     ("v2", "ours", "changes", "sentence"),
     [
-        (True, {"policy": "p"}, {}, "a policy needs model runner V1 yet: set VLLM_USE_V2_MODEL_RUNNER=0"),
-        (True, {"record": True, "probe_interval": 4}, {}, "recording needs model runner V1 yet"),
         (True, {}, {"parallel__worker_cls": "somebody.Else"}, "worker_cls must be left"),
-        (True, {}, {"parallel__worker_cls": WORKER}, "worker_cls must be left"),
         (False, {}, {"scheduler__scheduler_cls": "somebody.Else"}, "scheduler_cls must be left"),
-        (False, {}, {"parallel__tensor_parallel_size": 2}, "tensor parallelism"),
         (True, {}, {"model__dtype": torch.float32}, "float32 adapters run outside CUDA graphs: add --enforce-eager"),
         (False, {}, {"model__dtype": torch.float32}, "float32 adapters run outside CUDA graphs"),
         (True, {}, {"lora__max_lora_rank": 320}, "ranks up to 256: --max-lora-rank is 320"),

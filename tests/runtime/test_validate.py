@@ -9,7 +9,6 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from lorazor.runtime.setup import KERNEL_WORKER, WORKER
 from lorazor.runtime.validate import ExtraArgsMiddleware, check_extra_args, install
 
 
@@ -53,18 +52,6 @@ def test_check_extra_args_refuses(extra_args: dict[str, Any], words: list[str]) 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("extra_args", "words"),
-    [({"lorazor_release": 3}, "got lorazor_release 3"), ({"lorazor_threshold": 0.5}, "got lorazor_threshold 0.5")],
-)
-def test_an_engine_without_releases(extra_args: dict[str, Any], words: str) -> None:
-    """With the kernels alone a request may not ask for a release; to keep its adapter is what it gets anyway."""
-    check_extra_args(extra_args)
-    with pytest.raises(ValueError, match=f"VLLM_USE_V2_MODEL_RUNNER=0.*{words}"):
-        check_extra_args(extra_args, releases=False)
-    check_extra_args({"lorazor_release": "never", "lorazor_task": "sql"}, releases=False)
-
-
 @pytest.fixture
 def client() -> TestClient:
     """An app behind the middleware whose one route gives back the body that it read."""
@@ -81,16 +68,6 @@ def client() -> TestClient:
 def post(client: TestClient, body: bytes, content_type: str = "application/json") -> Any:
     """POST raw bytes to the echo route."""
     return client.post("/echo", content=body, headers={"content-type": content_type})
-
-
-def test_middleware_of_an_engine_without_releases(client: TestClient) -> None:
-    """The endpoint plugin leaves word in the app's state; then a release is answered with 400 too."""
-    body = json.dumps({"stream": True, "vllm_xargs": {"lorazor_release": 3}}).encode()
-    assert post(client, body).status_code == 200
-    client.app.state.lorazor_releases = False  # type: ignore[attr-defined]
-    answer = post(client, body)
-    assert answer.status_code == 400
-    assert "the kernels alone" in answer.json()["error"]["message"]
 
 
 def test_middleware_answers_400_with_the_sentence(client: TestClient) -> None:
@@ -134,8 +111,7 @@ class Processor:
     """What `install` needs of vLLM's InputProcessor: the configuration and the method."""
 
     def __init__(self, additional_config: Any) -> None:
-        parallel = SimpleNamespace(worker_cls=WORKER)
-        self.vllm_config = SimpleNamespace(additional_config=additional_config, parallel_config=parallel)
+        self.vllm_config = SimpleNamespace(additional_config=additional_config)
 
     def _validate_params(self, params: Any, supported_tasks: tuple[str, ...]) -> str:
         return f"{params.extra_args} {supported_tasks}"
@@ -159,19 +135,6 @@ def test_install_refuses_with_vllms_exception(processor: type[Processor]) -> Non
     with pytest.raises(VLLMValidationError, match="lorazor_release must be") as caught:
         processor({"lorazor": {}})._validate_params(bad, ("generate",))
     assert caught.value.parameter == "vllm_xargs"
-
-
-@pytest.mark.vllm
-def test_install_refuses_releases_of_an_engine_without_them(processor: type[Processor]) -> None:
-    """Where the worker has the kernels alone, `vllm.LLM` and plain `vllm serve` say so as well."""
-    from vllm.exceptions import VLLMValidationError
-
-    engine = processor({"lorazor": {}})
-    asked = SimpleNamespace(extra_args={"lorazor_release": 3})
-    engine._validate_params(asked, ("generate",))
-    engine.vllm_config.parallel_config.worker_cls = KERNEL_WORKER
-    with pytest.raises(VLLMValidationError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        engine._validate_params(asked, ("generate",))
 
 
 @pytest.mark.vllm

@@ -1,0 +1,23 @@
+"""What the ranks of a tensor-parallel engine must agree on before a step: see `core.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed import get_tp_group
+
+from lorazor.runtime.core import ReleaseCore
+
+
+def agree_on_admissions(core: ReleaseCore) -> None:
+    """Take in the release steps that the deciding rank gave at admission. Every rank calls it in the same steps."""
+    group: Any = get_tp_group()
+    if group.world_size > 1:
+        core.take_in(group.broadcast_object(core.admission_releases() if core.decides else None))
+
+
+def take_in_decisions(core: ReleaseCore, scheduler_output: Any) -> None:
+    """Take in what the scheduler was told since its last step."""
+    # vLLM's warm-up makes steps without its scheduler.
+    released, given_up = getattr(scheduler_output, "lorazor", ({}, ()))
+    core.take_in(released, given_up)
