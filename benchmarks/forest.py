@@ -35,14 +35,14 @@ def random_rows(rng: np.random.Generator, n: int) -> np.ndarray:
     return rows
 
 
-def make_scorer(trees: int, leaves: int) -> Scorer:
-    """A policy on noisy labels that many features decide, so that trees grow deep and unlike each other."""
+def make_scorer_text(trees: int = 200, leaves: int = 31) -> str:
+    """A model on noisy labels that many features decide, so that trees grow deep and unlike each other."""
     rng = np.random.default_rng(0)
     rows = random_rows(rng, 20_000)
     labels = np.nan_to_num(rows) @ rng.normal(size=len(FEATURES)) + 4 * rng.normal(size=len(rows)) > 0
     data = lightgbm.Dataset(rows, labels, feature_name=list(FEATURES))
     params = {"objective": "binary", "num_leaves": leaves, "learning_rate": 0.05, "verbose": -1, "seed": 0}
-    return Scorer(lightgbm.train(params, data, trees).model_to_string())
+    return str(lightgbm.train(params, data, trees).model_to_string())
 
 
 def on_host(scorer: Scorer, rows: np.ndarray, replays: int) -> dict[str, float]:
@@ -80,7 +80,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.skip_tests:
         run_tests("test_forest.py")
-    scorer = make_scorer(options.trees, options.leaves)
+    scorer = Scorer(make_scorer_text(options.trees, options.leaves))
     arrays = scorer.forest()
     forest = pack(**vars(arrays), device="cuda")
     made, table = provenance(), []

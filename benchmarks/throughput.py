@@ -1,166 +1,165 @@
-"""Output tokens per second of `vllm.LLM` on our kernels against stock's, engine options the same, taking turns.
+"""Output tokens per second of `vllm.LLM`: stock, and LoRazor with rows that let go of their adapters; taking turns.
 
-    python benchmarks/throughput.py --out throughput.csv
-    python benchmarks/throughput.py --adapters 16 --rank 64 --rounds 5
+    python benchmarks/throughput.py --out throughput.csv      # 8 adapters of rank 16, resident
+    python benchmarks/throughput.py --adapters 64 --max-loras 8 --stock-loras 64 --out contended.csv
 
-A Llama-3.1-8B shape with dummy weights in bfloat16, random adapters on every linear layer, every row active to the end
-(nobody is released), fixed lengths, all requests at once. Both engines live on the GPU at the same time.
+A Llama-3.1-8B shape with dummy weights in bfloat16, random adapters on every linear layer, fixed lengths; all engines
+live on the GPU at the same time. Loads:
+
+    steady    requests queue up, the first `sequences` of them with lengths from 1/sequences of the output upwards, so
+              that rows are at different steps from then on; counted is the time from the end of the first wave until
+              fewer requests are left than run at once (with fewer slots than adapters: the whole time)
+    lockstep  `sequences` requests at once, all of one length: the whole time
+
+Arms: `stock`; `stock, tuned` (the tile sizes of benchmarks/stock_configs); `never` (LoRazor, nobody released);
+`released` (the same engine; `--never` of the requests keep their adapter, the others let go at a step uniform on
+[1, share x output]); `policy` (an engine that probes every `--interval` tokens and scores, and releases nobody);
+`base` (the LoRazor engine, requests without an adapter).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
-import time
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
-import torch
 from engines import Engine, provenance, write_rows
-from safetensors.torch import save_file
+from throughput_model import VOCABULARY, make_adapter, make_base, make_policy
 
-LAYERS, HIDDEN, INNER, KV, VOCABULARY = 32, 4096, 14336, 1024, 128256
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "torch_dtype": "bfloat16",
-}
-# The two sizes, in and out, of each linear layer that has an adapter.
-SHAPES = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN),
-    "self_attn.k_proj": (HIDDEN, KV),
-    "self_attn.v_proj": (HIDDEN, KV),
-    "self_attn.o_proj": (HIDDEN, HIDDEN),
-    "mlp.gate_proj": (HIDDEN, INNER),
-    "mlp.up_proj": (HIDDEN, INNER),
-    "mlp.down_proj": (INNER, HIDDEN),
-}
+from lorazor.training.bench_release import ReleaseSteps
+
+TUNED = Path(__file__).parent / "stock_configs"
+DISTINCT = 8  # adapters with weights of their own; more names share them
+ARMS = {"stock": "stock", "stock, tuned": "tuned", "never": "ours", "released": "ours", "policy": "policy"}
 
 
-def make_base(folder: Path) -> Path:
-    """A model folder without weights."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
-
-
-def make_adapter(folder: Path, rank: int, device: str = "cuda") -> Path:
-    """A PEFT folder with random weights on all layers."""
-    folder.mkdir()
-    targets = sorted({name.rsplit(".", 1)[-1] for name in SHAPES})
-    about = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(about))
-    weights = {}
-    for layer in range(LAYERS):
-        for name, (inside, outside) in SHAPES.items():
-            key = f"base_model.model.model.layers.{layer}.{name}"
-            for part, size in (("A", (rank, inside)), ("B", (outside, rank))):
-                drawn = torch.empty(size, dtype=torch.bfloat16, device=device).normal_(std=0.01)
-                weights[f"{key}.lora_{part}.weight"] = drawn.cpu()
-    save_file(weights, folder / "adapter_model.safetensors")
-    return folder
-
-
-def engine_options(base: Path, options: argparse.Namespace, ours: bool) -> dict[str, object]:
-    """Options of vllm.LLM, the same for both but for the one key that turns our kernels on."""
-    extra = {"additional_config": {"lorazor": {}}} if ours else {}
+def engine_options(base: Path, options: argparse.Namespace, slots: int) -> dict[str, Any]:
+    """Options of vllm.LLM that all engines share."""
+    n = options.sequences
     return {
         "model": str(base),
         "skip_tokenizer_init": True,
         "load_format": "dummy",
         "dtype": "bfloat16",
         "enable_lora": True,
-        "max_loras": options.max_loras or options.adapters,
-        "max_cpu_loras": max(options.adapters, options.max_loras or 0),
+        "max_loras": slots,
+        "max_cpu_loras": max(options.adapters, slots),
         "max_lora_rank": options.rank,
-        "max_num_seqs": options.sequences,
+        "max_num_seqs": n,
         "max_model_len": options.prompt + options.output + 16,
         "max_num_batched_tokens": 8192,
         "enable_prefix_caching": False,
-        "gpu_memory_utilization": 0.3,
-        "kv_cache_memory_bytes": 9 << 30,  # given, so that neither engine measures what the other leaves
-        "compilation_config": {"cudagraph_capture_sizes": sorted({1, 8, 32, 64, options.sequences})},
+        "gpu_memory_utilization": 0.2,
+        "kv_cache_memory_bytes": options.kv_gib << 30,  # given, so that no engine measures what others leave
+        # Decode steps, decode steps beside one to three prompts, and those with shadow rows for probes.
+        "compilation_config": {
+            "cudagraph_capture_sizes": [1, n // 4, n // 2, 3 * n // 4, n, n + 8, n + 16, 2 * n, 3 * n, 4 * n]
+        },
         "seed": 0,
-        **extra,
     }
 
 
-def asks_of(options: argparse.Namespace, adapters: list[str], seed: int) -> list[dict[str, object]]:
-    """`sequences` requests with random prompts, over the adapters in turn; none of them: the base model."""
-    draw = Random(seed)
-    names = adapters or [None]
-    return [
-        {"prompt": draw.choices(range(10, VOCABULARY - 10), k=options.prompt), "adapter": names[k % len(names)]}
-        for k in range(options.requests or options.sequences)
-    ]
+def start_engines(scratch: Path, options: argparse.Namespace, arms: list[str]) -> dict[str, Engine]:
+    """The engines that the arms need, all started at once."""
+    base = make_base(scratch / "base")
+    folders = [make_adapter(scratch / f"a{k}", options.rank) for k in range(min(options.adapters, DISTINCT))]
+    adapters = {f"a{k}": str(folders[k % len(folders)]) for k in range(options.adapters)}
+    slots = options.max_loras or options.adapters
+    engines = {}
+    for kind in dict.fromkeys(ARMS[arm] for arm in arms):
+        stock = kind in ("stock", "tuned")
+        settings = engine_options(base, options, (options.stock_loras if stock else 0) or slots)
+        if kind == "ours":
+            settings["additional_config"] = {"lorazor": {}}
+        if kind == "policy":
+            policy = make_policy(scratch / "policy", base, folders, options.interval, options.output)
+            settings["additional_config"] = {"lorazor": {"policy": str(policy)}}
+        environment = {"VLLM_TUNED_CONFIG_FOLDER": str(TUNED)} if kind == "tuned" else None
+        log = options.out.with_name(f"{options.out.stem}-{kind}.log")
+        engines[kind] = Engine(settings, adapters, log, environment)
+    for kind, engine in engines.items():
+        print(kind, "starts in", round(engine.wait()["started"]), "s", flush=True)
+    return engines
 
 
-def measure(engines: dict[str, Engine], options: argparse.Namespace, names: list[str]) -> dict[str, list[float]]:
-    """Tokens per second of each engine in each round, after one round that warms up; the last entry has no adapter."""
-    found: dict[str, list[float]] = {name: [] for name in engines}
-    for turn in range(-1, options.rounds):
-        for name, engine in engines.items():
-            asks = asks_of(options, names, turn)
-            answer = engine.run(asks=asks, tokens=options.output, group=len(asks))
-            if turn >= 0:
-                found[name].append(answer["tokens"] / answer["seconds"])
-    for name, engine in engines.items():
-        asks = asks_of(options, [], options.rounds)
-        answer = engine.run(asks=asks, tokens=options.output, group=len(asks))
-        found[f"{name}, requests without an adapter"] = [answer["tokens"] / answer["seconds"]]
-    return found
+def asks_of(options: argparse.Namespace, load: str, arm: str, seed: int) -> list[dict[str, Any]]:
+    """The requests of one turn: the same in every arm but for adapter and release."""
+    draw, n = Random(seed), options.sequences
+    steps = ReleaseSteps(1, options.share, options.never)
+    asks = []
+    for k in range(options.requests if load == "steady" else n):
+        prompt, step = draw.choices(range(10, VOCABULARY - 10), k=options.prompt), steps.draw(draw, options.output)
+        tokens = max(1, options.output * (k + 1) // n) if load == "steady" and k < n else options.output
+        asks.append({"prompt": prompt, "adapter": f"a{k % options.adapters}", "tokens": tokens})
+        if arm == "base":
+            asks[-1]["adapter"] = None
+        if arm in ("released", "never"):
+            asks[-1]["release"] = "never" if arm == "never" or step is None else step
+    return asks
 
 
-def main() -> None:
-    """Start both engines, take turns, write the CSV."""
+def measure(engines: dict[str, Engine], options: argparse.Namespace, arms: list[str]) -> list[dict[str, Any]]:
+    """One row for each load and arm; another arm begins each round, and a short one before warms up."""
+    for engine in engines.values():
+        engine.run(asks=asks_of(options, "lockstep", "stock", -1), first=0, last=0)
+    rows = []
+    for load in ("steady", "lockstep"):
+        contended = 0 < options.max_loras < options.adapters
+        window = (options.sequences, options.sequences) if load == "steady" and not contended else (0, 0)
+        found: dict[str, list[float]] = {arm: [] for arm in arms}
+        for turn in range(options.rounds):
+            for arm in (*arms[turn % len(arms) :], *arms[: turn % len(arms)]):
+                asks = asks_of(options, load, arm, turn)
+                answer = engines[ARMS.get(arm, "ours")].run(asks=asks, first=window[0], last=window[1])
+                found[arm].append(answer["tokens"] / answer["seconds"])
+                print(load, arm, round(found[arm][-1]), flush=True)
+        for arm, values in found.items():
+            about = {"adapters": options.adapters, "rank": options.rank, "slots": options.max_loras or options.adapters}
+            about |= {"stock_slots": options.stock_loras or about["slots"], "sequences": options.sequences}
+            about |= {"prompt": options.prompt, "output": options.output, "load": load, "path": arm}
+            rows.append(about | {"tokens_per_s": median(values), "rounds": json.dumps([round(v) for v in values])})
+    return rows
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("adapters", 8), ("rank", 16), ("sequences", 128), ("prompt", 128), ("output", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--requests", type=int, default=512, help="of a steady load")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=0, help="default: as many as sequences")
     parser.add_argument("--max-loras", type=int, default=0, help="slots; default: one for each adapter")
+    parser.add_argument("--stock-loras", type=int, default=0, help="slots of the stock engines; default: as many")
+    parser.add_argument("--kv-gib", type=int, default=9)
+    parser.add_argument("--share", type=float, default=0.35)
+    parser.add_argument("--never", type=float, default=0.15)
+    parser.add_argument("--interval", type=int, default=16)
+    parser.add_argument("--arms", default="stock;stock, tuned;never;released;policy;base", help="separated by ;")
     parser.add_argument("--out", type=Path, default=Path("throughput.csv"))
-    parser.add_argument("--start-file", type=Path, help="measure only once this file exists")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Start the engines, take turns, write the CSV."""
+    options = parse()
+    arms = options.arms.split(";")
+    unknown = [arm for arm in arms if arm not in ARMS and arm != "base"]
+    if unknown:
+        sys.exit(f"--arms must be among {', '.join(ARMS)} and base, got {unknown[0]}")
     with tempfile.TemporaryDirectory() as scratch:
-        base = make_base(Path(scratch) / "base")
-        made = {f"a{k}": str(make_adapter(Path(scratch) / f"a{k}", options.rank)) for k in range(options.adapters)}
-        torch.cuda.empty_cache()
-        engines = {}
-        for name in ("stock", "ours"):
-            log = options.out.with_name(f"{options.out.stem}-{name}.log")
-            engines[name] = Engine(engine_options(base, options, name == "ours"), made, log)
-        for name, engine in engines.items():
-            print(name, "starts in", round(engine.wait()["started"]), "s", flush=True)
-        while options.start_file and not options.start_file.exists():
-            time.sleep(0.5)
-        found = measure(engines, options, list(made))
+        engines = start_engines(Path(scratch), options, [arm for arm in arms if arm in ARMS])
+        rows = measure(engines, options, arms)
         for engine in engines.values():
             engine.close()
-    rows = []
-    for path, values in found.items():
-        row = {"adapters": options.adapters, "rank": options.rank, "sequences": options.sequences, "path": path}
-        rows.append({**row, "tokens_per_s": median(values), "rounds": json.dumps([round(v) for v in values])})
-    made_by = provenance() | {"prompt": options.prompt, "output": options.output, "max_loras": options.max_loras}
-    write_rows(options.out, [row | made_by for row in rows])
+    made = provenance()
+    write_rows(options.out, [row | made for row in rows])
     for row in rows:
-        print(row["path"], round(row["tokens_per_s"]), row["rounds"])
-    print(f"ours / stock: {median(found['ours']) / median(found['stock']):.3f}")
+        print(f"{row['load']:9}{row['path']:14}{row['tokens_per_s']:9.0f}  {row['rounds']}")
 
 
 if __name__ == "__main__":
