@@ -11,10 +11,10 @@ live on the GPU at the same time. Loads:
               fewer requests are left than run at once (with fewer slots than adapters: the whole time)
     lockstep  `sequences` requests at once, all of one length: the whole time
 
-Arms: `stock`; `stock, tuned` (the tile sizes of benchmarks/stock_configs); `never` (LoRazor, nobody released);
-`released` (the same engine; `--never` of the requests keep their adapter, the others let go at a step uniform on
-[1, share x output]); `policy` (an engine that probes every `--interval` tokens and scores, and releases nobody);
-`base` (the LoRazor engine, requests without an adapter).
+Arms: `stock`; `stock, best` (the tile sizes of benchmarks/stock_configs, and `--stock-loras` slots); `never` (LoRazor,
+nobody released); `released` (the same engine; `--never` of the requests keep their adapter, the others let go at a step
+uniform on [1, share x output]); `policy` (an engine that probes every `--interval` tokens and scores, and releases
+nobody); `base` (the LoRazor engine, requests without an adapter).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lorazor.training.bench_release import ReleaseSteps
 
 TUNED = Path(__file__).parent / "stock_configs"
 DISTINCT = 8  # adapters with weights of their own; more names share them
-ARMS = {"stock": "stock", "stock, tuned": "tuned", "never": "ours", "released": "ours", "policy": "policy"}
+ARMS = {"stock": "stock", "stock, best": "best", "never": "ours", "released": "ours", "policy": "policy"}
 
 
 def engine_options(base: Path, options: argparse.Namespace, slots: int) -> dict[str, Any]:
@@ -64,22 +64,26 @@ def engine_options(base: Path, options: argparse.Namespace, slots: int) -> dict[
     }
 
 
+def slots_of(options: argparse.Namespace, kind: str) -> int:
+    """Adapter slots of a kind of engine."""
+    slots: int = (options.stock_loras if kind == "best" else 0) or options.max_loras or options.adapters
+    return slots
+
+
 def start_engines(scratch: Path, options: argparse.Namespace, arms: list[str]) -> dict[str, Engine]:
     """The engines that the arms need, all started at once."""
     base = make_base(scratch / "base")
     folders = [make_adapter(scratch / f"a{k}", options.rank) for k in range(min(options.adapters, DISTINCT))]
     adapters = {f"a{k}": str(folders[k % len(folders)]) for k in range(options.adapters)}
-    slots = options.max_loras or options.adapters
     engines = {}
     for kind in dict.fromkeys(ARMS[arm] for arm in arms):
-        stock = kind in ("stock", "tuned")
-        settings = engine_options(base, options, (options.stock_loras if stock else 0) or slots)
+        settings = engine_options(base, options, slots_of(options, kind))
         if kind == "ours":
             settings["additional_config"] = {"lorazor": {}}
         if kind == "policy":
             policy = make_policy(scratch / "policy", base, folders, options.interval, options.output)
             settings["additional_config"] = {"lorazor": {"policy": str(policy)}}
-        environment = {"VLLM_TUNED_CONFIG_FOLDER": str(TUNED)} if kind == "tuned" else None
+        environment = {"VLLM_TUNED_CONFIG_FOLDER": str(TUNED)} if kind == "best" else None
         log = options.out.with_name(f"{options.out.stem}-{kind}.log")
         engines[kind] = Engine(settings, adapters, log, environment)
     for kind, engine in engines.items():
@@ -119,8 +123,12 @@ def measure(engines: dict[str, Engine], options: argparse.Namespace, arms: list[
                 found[arm].append(answer["tokens"] / answer["seconds"])
                 print(load, arm, round(found[arm][-1]), flush=True)
         for arm, values in found.items():
-            about = {"adapters": options.adapters, "rank": options.rank, "slots": options.max_loras or options.adapters}
-            about |= {"stock_slots": options.stock_loras or about["slots"], "sequences": options.sequences}
+            about = {
+                "adapters": options.adapters,
+                "rank": options.rank,
+                "slots": slots_of(options, ARMS.get(arm, "ours")),
+            }
+            about |= {"sequences": options.sequences}
             about |= {"prompt": options.prompt, "output": options.output, "load": load, "path": arm}
             rows.append(about | {"tokens_per_s": median(values), "rounds": json.dumps([round(v) for v in values])})
     return rows
@@ -134,12 +142,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=512, help="of a steady load")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-loras", type=int, default=0, help="slots; default: one for each adapter")
-    parser.add_argument("--stock-loras", type=int, default=0, help="slots of the stock engines; default: as many")
+    parser.add_argument("--stock-loras", type=int, default=0, help="slots of `stock, best`; default: as many")
     parser.add_argument("--kv-gib", type=int, default=9)
     parser.add_argument("--share", type=float, default=0.35)
     parser.add_argument("--never", type=float, default=0.15)
     parser.add_argument("--interval", type=int, default=16)
-    parser.add_argument("--arms", default="stock;stock, tuned;never;released;policy;base", help="separated by ;")
+    parser.add_argument("--arms", default="stock;stock, best;never;released;policy;base", help="separated by ;")
     parser.add_argument("--out", type=Path, default=Path("throughput.csv"))
     return parser.parse_args()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import lightgbm
 import numpy as np
@@ -11,6 +12,7 @@ from lorazor.features.schema import FEATURES, SCHEMA_HASH
 from lorazor.policy.artifact import save_artifact
 from lorazor.policy.fingerprint import fingerprint
 from lorazor.policy.manifest import AdapterEntry, Manifest, TaskPolicy
+from lorazor.runtime.guard import GuardedScorer
 from tests.runtime.tiny import Tiny
 
 PROBE_INTERVAL = 4
@@ -42,3 +44,21 @@ def make_policy(folder: Path, tiny: Tiny, model: str, threshold: float | None = 
     )
     save_artifact(folder, manifest, model)
     return str(folder)
+
+
+def break_policy(worker: Any, kind: str) -> None:
+    """Make every call of the policy fail in one way ("exception", "nan" or "shape") until it is mended."""
+
+    def score(features: Any) -> Any:
+        if kind == "exception":
+            raise ValueError("broken")
+        return np.full(len(features) + (kind == "shape"), np.nan)
+
+    followed = worker.core.followed
+    followed.score = GuardedScorer(score, 5.0, followed.score._on_failure)
+
+
+def mend_policy(worker: Any) -> None:
+    """Put the policy back."""
+    core = worker.core
+    core.followed.score = GuardedScorer(core.artifact.scorer.score, 5.0, core.followed.score._on_failure)
