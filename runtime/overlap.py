@@ -12,14 +12,14 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 @dataclass(frozen=True)
 class Pending:
-    """A step whose tokens the host does not have yet: its rows, c of each, those probed, and the signals on their way
-    (None: lost). `sent` keeps the device's memory until the other stream has copied it."""
+    """A step whose tokens the host does not have yet: its rows, c of each, those probed, and what is on its way: scores
+    float64 [n] where a device decides, else signals and probes (nothing: lost). `sent` keeps the device's memory until
+    the other stream has copied it."""
 
     ids: list[str]
     steps: list[int]
     probed: set[str]
-    signals: torch.Tensor | None
-    probes: torch.Tensor | None
+    home: tuple[torch.Tensor, ...] | None
     sent: tuple[torch.Tensor, ...] = ()
 
 
