@@ -60,7 +60,7 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         self._pending: Pending | None = None
         self._leaving: set[int] = set()
         self._adapters: dict[str, int] = {}
-        logits = torch.zeros(2, self.vocab_size, dtype=self.dtype, device=self.device)
+        logits = torch.zeros(2, self.model_config.get_vocab_size(), dtype=self.model_config.dtype, device=self.device)
         self.device_policy = start_device_policy(core, self.max_num_reqs, logits)
         self._listen()
 
