@@ -32,13 +32,12 @@ ROWS = 32  # of one program, a thread each
 LOGPROB_SUM, LOGPROB_COUNT, ENTROPY_MAX, MARGIN_MIN = (tl.constexpr(i) for i in range(8, 12))
 PROBE, GAP, KL_SUM, KL_COUNT, KL_SLOPE = (tl.constexpr(i) for i in (12, 17, 18, 19, 20))
 STREAK, AGREE_SUM, AGREE_COUNT, SINCE, STEPS = (tl.constexpr(i) for i in range(21, 26))
-MISSING = tl.constexpr(float("nan"))
 
 
 @triton.jit
 def _known(x):
     """NaN in place of what is not finite."""
-    return tl.where(tl.abs(x) < float("inf"), x, MISSING)
+    return tl.where(tl.abs(x) < float("inf"), x, float("nan"))
 
 
 @triton.jit
@@ -73,23 +72,23 @@ def _put(p_features, i, x, mask):
 def _push_signals(p_state, p_features, p_signals, begun, fits):
     """Averages, extremes and the mean log-probability; returns the log-probability."""
     for i in tl.static_range(4):
-        x = _known(tl.load(p_signals + i, mask=fits, other=MISSING))
-        fast = _average(tl.load(p_state + i, mask=begun, other=MISSING), x, 0.25)
-        slow = _average(tl.load(p_state + 4 + i, mask=begun, other=MISSING), x, 0.0625)
+        x = _known(tl.load(p_signals + i, mask=fits, other=float("nan")))
+        fast = _average(tl.load(p_state + i, mask=begun, other=float("nan")), x, 0.25)
+        slow = _average(tl.load(p_state + 4 + i, mask=begun, other=float("nan")), x, 0.0625)
         tl.store(p_state + i, fast, mask=fits)
         tl.store(p_state + 4 + i, slow, mask=fits)
         _put(p_features, i, x, fits)
         _put(p_features, 4 + i, fast, fits)
         _put(p_features, 8 + i, slow, fits)
         _put(p_features, 12 + i, fast - slow, fits)
-    entropy = _known(tl.load(p_signals, mask=fits, other=MISSING))
-    margin = _known(tl.load(p_signals + 2, mask=fits, other=MISSING))
-    logprob = _known(tl.load(p_signals + 3, mask=fits, other=MISSING))
+    entropy = _known(tl.load(p_signals, mask=fits, other=float("nan")))
+    margin = _known(tl.load(p_signals + 2, mask=fits, other=float("nan")))
+    logprob = _known(tl.load(p_signals + 3, mask=fits, other=float("nan")))
     total = _add(tl.load(p_state + LOGPROB_SUM, mask=begun, other=0.0), logprob)
     count = _count(tl.load(p_state + LOGPROB_COUNT, mask=begun, other=0.0), logprob)
-    most = tl.load(p_state + ENTROPY_MAX, mask=begun, other=MISSING)
+    most = tl.load(p_state + ENTROPY_MAX, mask=begun, other=float("nan"))
     most = _limit(most, entropy, entropy > most)
-    least = tl.load(p_state + MARGIN_MIN, mask=begun, other=MISSING)
+    least = tl.load(p_state + MARGIN_MIN, mask=begun, other=float("nan"))
     least = _limit(least, margin, margin < least)
     tl.store(p_state + LOGPROB_SUM, total, mask=fits)
     tl.store(p_state + LOGPROB_COUNT, count, mask=fits)
@@ -104,29 +103,29 @@ def _push_signals(p_state, p_features, p_signals, begun, fits):
 @triton.jit
 def _push_probes(p_state, p_features, p_probes, logprob, begun, fits):
     """What the last probe said, and the probes' means and streaks; returns whether this step was probed."""
-    first = tl.load(p_probes, mask=fits, other=MISSING)
+    first = tl.load(p_probes, mask=fits, other=float("nan"))
     probed = first == first
     for i in tl.static_range(1, 5):
-        y = tl.load(p_probes + i, mask=fits, other=MISSING)
+        y = tl.load(p_probes + i, mask=fits, other=float("nan"))
         probed = probed | (y == y)
     kl = _known(first)
-    agrees = _known(tl.load(p_probes + 2, mask=fits, other=MISSING))
-    base_logprob = _known(tl.load(p_probes + 3, mask=fits, other=MISSING))
-    slope = tl.load(p_state + KL_SLOPE, mask=begun, other=MISSING)
-    slope = tl.where(probed, kl - tl.load(p_state + PROBE, mask=begun, other=MISSING), slope)
+    agrees = _known(tl.load(p_probes + 2, mask=fits, other=float("nan")))
+    base_logprob = _known(tl.load(p_probes + 3, mask=fits, other=float("nan")))
+    slope = tl.load(p_state + KL_SLOPE, mask=begun, other=float("nan"))
+    slope = tl.where(probed, kl - tl.load(p_state + PROBE, mask=begun, other=float("nan")), slope)
     for i in tl.static_range(5):
-        y = tl.load(p_state + PROBE + i, mask=begun, other=MISSING)
-        y = tl.where(probed, _known(tl.load(p_probes + i, mask=fits, other=MISSING)), y)
+        y = tl.load(p_state + PROBE + i, mask=begun, other=float("nan"))
+        y = tl.where(probed, _known(tl.load(p_probes + i, mask=fits, other=float("nan"))), y)
         tl.store(p_state + PROBE + i, y, mask=fits)
         _put(p_features, 19 + i, y, fits)
-    gap = tl.where(probed, logprob - base_logprob, tl.load(p_state + GAP, mask=begun, other=MISSING))
+    gap = tl.where(probed, logprob - base_logprob, tl.load(p_state + GAP, mask=begun, other=float("nan")))
     kl_sum = _add(tl.load(p_state + KL_SUM, mask=begun, other=0.0), kl)
     kl_count = _count(tl.load(p_state + KL_COUNT, mask=begun, other=0.0), kl)
     streak = tl.load(p_state + STREAK, mask=begun, other=0.0)
     streak = tl.where(agrees == agrees, (streak + 1.0) * agrees, streak)
     agree_sum = _add(tl.load(p_state + AGREE_SUM, mask=begun, other=0.0), agrees)
     agree_count = _count(tl.load(p_state + AGREE_COUNT, mask=begun, other=0.0), agrees)
-    since = tl.where(probed, 0.0, tl.load(p_state + SINCE, mask=begun, other=MISSING) + 1.0)
+    since = tl.where(probed, 0.0, tl.load(p_state + SINCE, mask=begun, other=float("nan")) + 1.0)
     tl.store(p_state + GAP, gap, mask=fits)
     tl.store(p_state + KL_SUM, kl_sum, mask=fits)
     tl.store(p_state + KL_COUNT, kl_count, mask=fits)
@@ -138,7 +137,7 @@ def _push_probes(p_state, p_features, p_probes, logprob, begun, fits):
     _put(p_features, 24, gap, fits)
     _put(p_features, 25, tl.math.div_rn(kl_sum, kl_count), fits)
     _put(p_features, 26, slope, fits)
-    _put(p_features, 27, tl.where(agree_count > 0.0, streak, MISSING), fits)
+    _put(p_features, 27, tl.where(agree_count > 0.0, streak, float("nan")), fits)
     _put(p_features, 28, tl.math.div_rn(agree_sum, agree_count), fits)
     _put(p_features, 29, since, fits)
     return probed
@@ -177,9 +176,9 @@ def _window_kernel(
     p_features = features_ptr + o_row.to(tl.int64) * FEATURES
     logprob = _push_signals(p_state, p_features, signals_ptr + o_row * 4, begun, fits)
     probed = _push_probes(p_state, p_features, probes_ptr + o_row * 5, logprob, begun, fits)
-    prompt_tokens = tl.load(requests_ptr + o_row, mask=listed, other=MISSING)
-    max_tokens = tl.load(requests_ptr + stride + o_row, mask=listed, other=MISSING)
-    mean_tokens = tl.load(requests_ptr + 2 * stride + o_row, mask=listed, other=MISSING)
+    prompt_tokens = tl.load(requests_ptr + o_row, mask=listed, other=float("nan"))
+    max_tokens = tl.load(requests_ptr + stride + o_row, mask=listed, other=float("nan"))
+    mean_tokens = tl.load(requests_ptr + 2 * stride + o_row, mask=listed, other=float("nan"))
     _put(p_features, 30, prompt_tokens, fits)
     _put(p_features, 31, max_tokens, fits)
     _put(p_features, 32, steps, fits)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -102,3 +105,28 @@ def test_no_rows_and_the_schemas_width(device: str) -> None:
     """An empty batch launches nothing, and the kernel knows as many features as the schema."""
     fused = Fused(2, device)
     assert fused.push(torch.empty(0, 4), torch.empty(0, 5), [], [], [])[0].shape == (0, len(FEATURES))
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from lorazor.kernels import window
+integers = ("owners_ptr", "places_ptr", "serials_ptr", "steps_ptr", "due_ptr")
+sizes = {name: getattr(window, name) for name in ("STATE", "FEATURES", "ROWS")}
+types = dict.fromkeys(integers, "*i32") | dict.fromkeys(("n_rows", "stride"), "i32") | dict.fromkeys(sizes, "constexpr")
+signature = {name: types.get(name, "*fp32") for name in window._window_kernel.arg_names}
+source = triton.compiler.ASTSource(window._window_kernel, signature, sizes)
+options = {"num_warps": 1, "enable_fp_fusion": False}
+print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
+"""
+
+
+@pytest.mark.slow
+def test_compiled_for_a_gpu_it_rounds_as_torch_does() -> None:
+    """Without a GPU too: the kernel compiles, with no multiply-add, no quick division and no flush to zero."""
+    pytest.importorskip("triton")
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "div.rn.f32" in done.stdout
+    assert not any(word in done.stdout for word in ("fma", "div.full", "div.approx", ".ftz"))
