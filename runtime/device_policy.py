@@ -11,6 +11,7 @@ import math
 import numpy as np
 import torch
 
+from lorazor.kernels import forest, window
 from lorazor.policy.forest import Forest
 from lorazor.runtime.core import ReleaseCore
 from lorazor.runtime.step_plan import StepPlan
@@ -28,12 +29,8 @@ class DevicePolicy:
         ValueError: the forest does not fit the kernels' records.
     """
 
-    def __init__(self, forest: Forest, capacity: int, device: torch.device) -> None:
-        from lorazor.kernels import forest as trees
-        from lorazor.kernels import window
-
-        self._window, self._trees = window, trees
-        self._forest = trees.pack(**vars(forest), device=device)
+    def __init__(self, trees: Forest, capacity: int, device: torch.device) -> None:
+        self._trees = forest.pack(**vars(trees), device=device)
         self._state = torch.zeros((capacity, window.STATE), dtype=torch.float32, device=device)
         self._owners = torch.full((capacity,), -1, dtype=torch.int32, device=device)
 
@@ -41,7 +38,7 @@ class DevicePolicy:
         """Take in one step; features float32 [n, F], and int32 [n], the row where a score is due, else -1."""
         places, serials, steps = plan.windows[:3]
         requests = plan.windows[3:].view(torch.float32)
-        return self._window.push(self._state, self._owners, signals, probes, places, serials, steps, requests)
+        return window.push(self._state, self._owners, signals, probes, places, serials, steps, requests)
 
     def score(self, signals: torch.Tensor, probes: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """Take in one step; scores float64 [n] of the rows that were probed, NaN elsewhere.
@@ -51,7 +48,7 @@ class DevicePolicy:
         """
         features, due = self.push(signals, probes, plan)
         scores = torch.full((len(signals),), math.nan, dtype=torch.float64, device=signals.device)
-        return self._trees.score(self._forest, features, rows=due, out=scores)
+        return forest.score(self._trees, features, rows=due, out=scores)
 
 
 def start_device_policy(core: ReleaseCore, max_rows: int, logits: torch.Tensor) -> DevicePolicy | None:

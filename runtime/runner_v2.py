@@ -19,7 +19,6 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import stream
 
-from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS
 from lorazor.runtime.active_loras import ActiveLoras
 from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
 from lorazor.runtime.device_policy import start_device_policy
@@ -192,11 +191,10 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
             return pending
 
     def _outcome(self, step: Pending, raw: torch.Tensor | None, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The step's scores where the policy is on the device, else its signals and probes; NaN where not wanted."""
-        n, policy = len(step.ids), self.device_policy
+        """The step's scores where the policy is on the device, else its signals and probes; nothing if nobody asks."""
+        policy = self.device_policy
         if raw is None:
-            shapes = [(n, len(ADAPTER_SIGNALS)), (n, len(PROBE_SIGNALS))] if policy is None else [(n,)]
-            return tuple(torch.full(shape, torch.nan) for shape in shapes)
+            return ()
         listed = [k for k, request_id in enumerate(step.ids) if self.core.wants_signals(request_id)]
         pairs = [(k, k) for k in listed if step.ids[k] in step.probed]
         windows = self.core.followed.windows(step.ids, step.steps) if policy and self.core.followed else None
@@ -205,7 +203,7 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         return (signals, probes) if policy is None else (policy.score(signals, probes, plan),)
 
     def _home(self, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        if sent[0].device.type == "cpu":
+        if not sent or sent[0].device.type == "cpu":
             return sent
         with stream(self.output_copy_stream, self.main_stream):
             self.output_copy_stream.wait_stream(self.main_stream)
@@ -248,12 +246,11 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
             if sampled[k] and self.core.follows(request_id) and pending.steps[k] >= self.core.next_step(request_id)
         ]
         ids, steps = [pending.ids[k] for k in rows], [pending.steps[k] for k in rows]
-        if len(home) == 1:  # scores
-            scores = home[0].tolist()
-            self.core.observe_scores(
-                ids, steps, {i: scores[k] for i, k in zip(ids, rows, strict=True) if i in pending.probed}
-            )
+        if len(home) == 2:
+            signals, probes = home
+            tokens = torch.tensor([sampled[k][0] for k in rows], dtype=torch.long)
+            self.core.observe(Sampled(ids, steps, tokens, signals[rows], probes[rows]))
             return
-        signals, probes = home
-        tokens = torch.tensor([sampled[k][0] for k in rows], dtype=torch.long)
-        self.core.observe(Sampled(ids, steps, tokens, signals[rows], probes[rows]))
+        scores = home[0].tolist() if home else []
+        known = {pending.ids[k]: scores[k] for k in rows if scores and pending.ids[k] in pending.probed}
+        self.core.observe_scores(ids, steps, known)

@@ -111,6 +111,8 @@ def test_signals_are_those_of_torch(device: str) -> None:
 def test_any_course_of_events(artifact: Artifact, device: str, seed: int) -> None:
     """Admissions, ends, places used again, steps made again, rows unprobed or not followed, in any order of the batch:
     features have offline's bits, and scores are LightGBM's."""
+    from lorazor.kernels import forest
+
     rng = np.random.default_rng(seed)
     followed = Followed(artifact, 4, 5.0, lambda why: None)
     policy = policy_of(SimpleNamespace(artifact=artifact, followed=followed), device)  # type: ignore[arg-type]
@@ -130,7 +132,7 @@ def test_any_course_of_events(artifact: Artifact, device: str, seed: int) -> Non
         x[rng.random(x.shape) < 0.1], y[:, 2], y[rng.random(len(ids)) < 0.5] = math.nan, 1.0, math.nan
         plan = plan_of(followed, ids, steps, [], device)
         features, due = policy.push(x.to(device), y.to(device), plan)
-        scores = policy._trees.score(policy._forest, features, rows=due)
+        scores = forest.score(policy._trees, features, rows=due)
         for k, (i, c) in enumerate(zip(ids, steps, strict=True)):
             counts = i in live and not again[i]
             assert int(due[k]) == (k if counts and not y[k].isnan().all() else -1)
