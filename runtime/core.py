@@ -10,7 +10,7 @@ rank to rank (`admission_releases`). What a rank runs, boundaries and probes, fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
@@ -217,25 +217,40 @@ class ReleaseCore:
     def observe(self, sampled: Sampled) -> None:
         """Take in the sampled rows of a step and decide."""
         self.recorder.push(sampled.ids, sampled.tokens, sampled.signals, sampled.probes)
-        self._push(sampled)
-        for request_id, c in zip(sampled.ids, sampled.steps, strict=True):
-            self._live[request_id][0].output_tokens = c + 1
-
-    def _push(self, sampled: Sampled) -> None:
         index = [k for k, request_id in enumerate(sampled.ids) if self.followed and request_id in self.followed]
-        if not index or self.followed is None:
-            return
-        self.followed.push([sampled.ids[k] for k in index], sampled.signals[index], sampled.probes[index])
-        due = [k for k in index if self._is_due(sampled.steps[k])]
-        ready = [k for k in due if not bool(sampled.probes[k].isnan().all())]
+        if index and self.followed is not None:
+            self.followed.push([sampled.ids[k] for k in index], sampled.signals[index], sampled.probes[index])
+        unprobed = sampled.probes.isnan().all(dim=1).tolist()
+        probed = {i for i, missing in zip(sampled.ids, unprobed, strict=True) if not missing}
+        self._observe(sampled.ids, sampled.steps, probed, None)
+
+    def observe_scores(self, ids: Sequence[str], steps: Sequence[int], scores: Mapping[str, float]) -> None:
+        """Take in the sampled rows of a step, c of each, whose windows are on a device, and decide.
+
+        `scores` are those of the probed rows; NaN where the device could give none.
+        """
+        self._observe(ids, steps, scores.keys(), scores)
+
+    def _observe(
+        self, ids: Sequence[str], steps: Sequence[int], probed: Container[str], scores: Mapping[str, float] | None
+    ) -> None:
+        sampled = list(zip(ids, steps, strict=True))
+        due = [(i, c) for i, c in sampled if self.followed and i in self.followed and self._is_due(c)]
+        ready = [(i, c) for i, c in due if i in probed]
         if len(ready) < len(due):
             self.counters.add(FAILURES, len(due) - len(ready), reason="missing_probe")
-        self._decide([(sampled.ids[k], sampled.steps[k]) for k in ready])
+        self._decide(ready, scores)
+        for request_id, c in sampled:
+            self._live[request_id][0].output_tokens = c + 1
 
-    def _decide(self, due: Sequence[tuple[str, int]]) -> None:
-        """Decide for (request id, decision step) pairs, with one call of the policy."""
+    def _decide(self, due: Sequence[tuple[str, int]], given: Mapping[str, float] | None = None) -> None:
+        """Decide for (request id, decision step) pairs, on the scores given or with one call of the policy."""
         asked = [i for i, c in due if self.followed and i in self.followed and self.rule.wants_score(i, c)]
-        scores = self.followed.scores(asked) if self.followed else {}
+        scores: dict[str, float | None] = {}
+        if self.followed and asked:
+            scores = (
+                self.followed.scores(asked) if given is None else self.followed.checked({i: given[i] for i in asked})
+            )
         for request_id, c in due:
             step = self.rule.decide(request_id, c, scores.get(request_id))
             if step is not None:

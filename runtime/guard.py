@@ -44,8 +44,12 @@ class GuardedScorer:
             return self._failed("exception", f"raised {error!r}", nothing)
         if not isinstance(scores, np.ndarray) or scores.shape != nothing.shape:
             return self._failed("shape", f"gave {np.shape(scores)} scores for {len(features)} rows", nothing)
+        return self.checked(scores)
+
+    def checked(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The scores that somebody gave, float64[n]; NaN among them is a failed call."""
         if np.isnan(scores).any():
-            self._failed("nan", "gave NaN", nothing)
+            self._failed("nan", "gave NaN", scores)
         return scores
 
     def _failed(self, reason: str, what: str, nothing: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -12,14 +12,16 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 @dataclass(frozen=True)
 class Pending:
-    """A step whose tokens the host does not have yet: its rows, c of each, those probed, and the signals on their way
-    (None: lost). `sent` keeps the device's memory until the other stream has copied it."""
+    """A step whose tokens the host does not have yet: its rows, c of each, those probed, and what is on its way home.
+
+    That is scores float64 [n] where the policy is on the device, else signals and probes; empty where nobody asks, None
+    where it was lost. `sent` keeps the device's memory until the other stream has copied it.
+    """
 
     ids: list[str]
     steps: list[int]
     probed: set[str]
-    signals: torch.Tensor | None
-    probes: torch.Tensor | None
+    home: tuple[torch.Tensor, ...] | None
     sent: tuple[torch.Tensor, ...] = ()
 
 

@@ -2,13 +2,15 @@
 
 Steps overlap: step k + 1 is launched before the tokens of step k are read. A decision made on step k (c output tokens
 before it) sets the boundary to prompt length + c + 1, which step k + 2 is the first to reach, so the host's lag changes
-no text. Signals are taken on the device before the sampler, and ride home on vLLM's own copy stream with the tokens.
+no text. Signals are taken on the device, of the logits before the sampler; there the policy scores them, and the scores
+(or, where nothing on the device asks, the signals) ride home on vLLM's own copy stream with the tokens.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,14 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu.async_utils import stream
 
-from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS, adapter_signals, probe_signals
 from lorazor.runtime.active_loras import ActiveLoras
 from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
+from lorazor.runtime.device_policy import start_device_policy
 from lorazor.runtime.lora_state import ReleasableLoraState
 from lorazor.runtime.overlap import Pending, ReleasingOutput
 from lorazor.runtime.ranks import agree_on_admissions, take_in_decisions
+from lorazor.runtime.step_plan import StepPlan
+from lorazor.runtime.step_signals import step_signals
 from lorazor.runtime.unloading import Unloading
 
 if current_platform.is_cpu():
@@ -52,6 +56,8 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         self._pending: Pending | None = None
         self._leaving: set[int] = set()
         self._adapters: dict[str, int] = {}
+        logits = torch.zeros(2, self.model_config.get_vocab_size(), dtype=self.model_config.dtype, device=self.device)
+        self.device_policy = start_device_policy(core, self.max_num_reqs, logits)
         self._listen()
 
     def _listen(self) -> None:
@@ -61,7 +67,7 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         def seen(*args: Any, **kwargs: Any) -> Any:
             logits = compute_logits(*args, **kwargs)
             if self._sampling:
-                self._raw = logits.float() if logits.dtype != torch.float32 else logits.clone()
+                self._raw = logits.clone()
             return logits
 
         self.model.compute_logits = seen
@@ -165,11 +171,11 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
     def _base_logits(self, run: Callable[[], Any]) -> torch.Tensor:
         # Before the step's own pass: a full graph leaves both in the same memory.
         logits: torch.Tensor = self.model.compute_logits(run()[self._batch.logits_indices])
-        return logits.float()
+        return logits
 
     # ------------------------------------------------------------------ after it
     def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
-        """Sample, and start the signals of the raw logits on their way home."""
+        """Sample, and start what the raw logits say on its way home."""
         self._sampling = self.core.decides and any(map(self.core.wants_signals, input_batch.req_ids))
         self._raw = None
         try:
@@ -185,28 +191,33 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         prompt = self.req_states.prompt_len.np[batch.idx_mapping_np[: len(ids)]]
         steps = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)] - prompt
         probed, raw = self._probed[0] if self._probed is not None else set(), self._raw
+        pending = Pending(ids, [int(c) for c in steps], probed, None)
         self._raw = None
         try:
-            sent = self._signals(len(ids), raw, tokens)
-            home = self._home(sent) if raw is not None else sent
+            sent = self._outcome(pending, raw, tokens[:, 0])
+            return replace(pending, home=self._home(sent), sent=sent)
         except Exception:
             self._tell("signals failed")
-            return Pending(ids, [int(c) for c in steps], probed, None, None)
-        return Pending(ids, [int(c) for c in steps], probed, *home, sent=sent)
+            return pending
 
-    def _signals(self, n: int, raw: torch.Tensor | None, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        signals, probes = (torch.full((n, len(names)), torch.nan) for names in (ADAPTER_SIGNALS, PROBE_SIGNALS))
+    def _outcome(self, step: Pending, raw: torch.Tensor | None, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The step's scores where the policy is on the device, else its signals and probes; nothing if nobody asks."""
+        policy = self.device_policy
         if raw is None:
-            return signals, probes
-        chosen = tokens[:, 0].long()
-        if self._probed is not None:
-            probes = probe_signals(raw, self._probed[1], chosen)
-        return adapter_signals(raw, chosen), probes
+            return ()
+        listed = [k for k, request_id in enumerate(step.ids) if self.core.wants_signals(request_id)]
+        pairs = [(k, k) for k in listed if step.ids[k] in step.probed]
+        windows = self.core.followed.windows(step.ids, step.steps) if policy and self.core.followed else None
+        plan = StepPlan(listed, pairs, windows, self.max_num_reqs, raw.device)
+        signals, probes = step_signals(raw, self._probed[1] if self._probed and pairs else None, tokens, plan)
+        return (signals, probes) if policy is None else (policy.score(signals, probes, plan),)
 
-    def _home(self, sent: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _home(self, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        if not sent or sent[0].device.type == "cpu":
+            return sent
         with stream(self.output_copy_stream, self.main_stream):
             self.output_copy_stream.wait_stream(self.main_stream)
-            return sent[0].to("cpu", non_blocking=True), sent[1].to("cpu", non_blocking=True)
+            return tuple(tensor.to("cpu", non_blocking=True) for tensor in sent)
 
     def _tell(self, what: str) -> None:
         if self._tell_of_signals:
@@ -228,25 +239,29 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
 
     def _decide(self, output: Any, pending: Pending) -> Any:
         try:
-            if pending.signals is None or pending.probes is None:
+            if pending.home is None:
                 self.core.give_up(pending.ids)
             else:
-                self._observe(output.sampled_token_ids, pending, pending.signals, pending.probes)
+                self._observe(output.sampled_token_ids, pending, pending.home)
         except Exception:
             self._tell("decisions failed")
             self.core.give_up(pending.ids)
         output.lorazor = self.core.take_step()
         return output
 
-    def _observe(self, sampled: list[list[int]], pending: Pending, signals: torch.Tensor, probes: torch.Tensor) -> None:
+    def _observe(self, sampled: list[list[int]], pending: Pending, home: tuple[torch.Tensor, ...]) -> None:
         # A step whose output vLLM dropped (preempted meanwhile) is made again and counts once.
         rows = [
             k
             for k, request_id in enumerate(pending.ids)
             if sampled[k] and self.core.follows(request_id) and pending.steps[k] >= self.core.next_step(request_id)
         ]
-        ids = [pending.ids[k] for k in rows]
-        probes = probes[rows].clone()
-        probes[[k for k, request_id in enumerate(ids) if request_id not in pending.probed]] = torch.nan
-        tokens = torch.tensor([sampled[k][0] for k in rows], dtype=torch.long)
-        self.core.observe(Sampled(ids, [pending.steps[k] for k in rows], tokens, signals[rows], probes))
+        ids, steps = [pending.ids[k] for k in rows], [pending.steps[k] for k in rows]
+        if len(home) == 2:
+            signals, probes = home
+            tokens = torch.tensor([sampled[k][0] for k in rows], dtype=torch.long)
+            self.core.observe(Sampled(ids, steps, tokens, signals[rows], probes[rows]))
+            return
+        scores = home[0].tolist() if home else []
+        known = {pending.ids[k]: scores[k] for k in rows if scores and pending.ids[k] in pending.probed}
+        self.core.observe_scores(ids, steps, known)

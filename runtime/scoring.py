@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lorazor.features.window import Window
 from lorazor.policy.artifact import Artifact
@@ -13,7 +15,7 @@ from lorazor.runtime.guard import GuardedScorer
 
 
 class Followed:
-    """The requests whose signals the policy needs.
+    """The requests whose signals the policy needs; their windows are here, or on a device that scores them.
 
     Args:
         capacity: the most requests at once; preempted ones count.
@@ -22,11 +24,14 @@ class Followed:
     """
 
     def __init__(self, artifact: Artifact, capacity: int, timeout: float, on_failure: Callable[[str], None]) -> None:
+        self.capacity = capacity
         self.score = GuardedScorer(artifact.scorer.score, timeout, on_failure)
         self._tasks = artifact.manifest.tasks
         self._window = Window(capacity)
         self._free = list(range(capacity))
         self._rows: dict[str, int] = {}
+        self._serials, self._requests = np.full(capacity, -1, np.int32), np.zeros((3, capacity), np.float32)
+        self._serial = 0
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._rows
@@ -36,7 +41,10 @@ class Followed:
         if not self._free:
             return False
         row = self._rows[request_id] = self._free.pop()
-        self._window.reset(torch.tensor([row]), prompt_tokens, max_tokens, self._tasks[task].mean_output_tokens)
+        request = prompt_tokens, max_tokens, self._tasks[task].mean_output_tokens
+        self._window.reset(torch.tensor([row]), *request)
+        self._requests[:, row], self._serials[row] = request, self._serial
+        self._serial = (self._serial + 1) % (1 << 31)
         return True
 
     def stop(self, request_id: str) -> None:
@@ -49,12 +57,27 @@ class Followed:
         """Take in one decode step: signals float32 [n, 4] and probes float32 [n, 5] of n followed requests."""
         self._window.push(self._index(ids), signals.cpu(), probes.cpu())
 
+    def windows(self, ids: Sequence[str], steps: Sequence[int]) -> NDArray[np.int32]:
+        """Where a device finds the windows of a step's rows: int32 [6, n], what `kernels.window.push` asks for.
+
+        The rows are place (-1: not followed), serial, c, and the bits of prompt_tokens, max_tokens, mean_output_tokens.
+        """
+        places = np.array([self._rows.get(i, -1) for i in ids], np.int32)
+        return np.stack(
+            [places, self._serials[places], np.array(steps, np.int32), *self._requests.view(np.int32)[:, places]]
+        )
+
     def scores(self, ids: Sequence[str]) -> dict[str, float | None]:
         """The score of each followed request; None where the policy failed."""
-        if not ids:
-            return {}
-        scores = self.score(self._window.features(self._index(ids)).numpy())
-        return {i: None if math.isnan(s) else float(s) for i, s in zip(ids, scores, strict=True)}
+        return _by_id(ids, self.score(self._window.features(self._index(ids)).numpy())) if ids else {}
+
+    def checked(self, scores: Mapping[str, float]) -> dict[str, float | None]:
+        """The scores that a device gave; None, counted, where it gave NaN."""
+        return _by_id(list(scores), self.score.checked(np.array(list(scores.values()), np.float64)))
 
     def _index(self, ids: Sequence[str]) -> torch.Tensor:
         return torch.tensor([self._rows[i] for i in ids])
+
+
+def _by_id(ids: Sequence[str], scores: NDArray[np.float64]) -> dict[str, float | None]:
+    return {i: None if math.isnan(s) else float(s) for i, s in zip(ids, scores, strict=True)}

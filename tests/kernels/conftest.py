@@ -10,7 +10,8 @@ import pytest
 import torch
 
 MODULES = [
-    f"lorazor.kernels.{name}" for name in ("build_tiles", "shrink", "expand", "signals", "probe_signals", "forest")
+    f"lorazor.kernels.{name}"
+    for name in ("build_tiles", "shrink", "expand", "signals", "probe_signals", "forest", "window")
 ]
 LAZY = "triton.experimental.gluon"  # newer Tritons import it at the first launch, and it reads the variable too
 
@@ -30,7 +31,8 @@ def _interpret() -> str:
     finally:  # not for the engines that later tests start
         if before is None:
             del os.environ["TRITON_INTERPRET"]
-    interpreted = type(modules[0]._build_tiles_kernel).__name__ == "InterpretedFunction"
+    functions = modules[0]._build_tiles_kernel, importlib.import_module("triton.language").max
+    interpreted = all(type(function).__name__ == "InterpretedFunction" for function in functions)
     return "" if interpreted else "Triton was imported before it could be told to interpret"
 
 

@@ -17,7 +17,7 @@ from lorazor.runtime.guard import GuardedScorer
 from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.tiny import (
     BASE_LOGITS,
-    RUNNER,
+    SIGNALS,
     Ask,
     Reference,
     Tiny,
@@ -123,8 +123,11 @@ def broken(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["exception", "nan", "timeout", "shape"])
-def test_a_failing_policy_changes_no_request(llm: Any, core: Any, tiny: Tiny, reference: Reference, kind: str) -> None:
-    """Whatever the policy does, the request runs on with its adapter, and the failure is counted."""
+def test_a_failing_policy_changes_no_request(
+    llm: Any, core: Any, tiny: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Whatever the policy does on the host, the request runs on with its adapter, and the failure is counted."""
+    monkeypatch.setattr(worker(llm).model_runner, "device_policy", None, raising=False)
     core.followed.score = GuardedScorer(broken(kind), 0.3, lambda why: core.counters.add(FAILURES, reason=why))
     before = counts(llm, FAILURES).get(kind, 0)
     ask = Ask(prompt(4, 12), "a")
@@ -155,7 +158,7 @@ def test_a_failing_probe_changes_no_request(
     assert counts(llm, FAILURES)["missing_probe"] >= 1
 
 
-@pytest.mark.parametrize("where", [f"{RUNNER}.adapter_signals", "lorazor.runtime.core.ReleaseCore.observe"])
+@pytest.mark.parametrize("where", [SIGNALS, "lorazor.runtime.core.ReleaseCore._observe"])
 def test_failing_signals_change_no_request(
     llm: Any, tiny: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

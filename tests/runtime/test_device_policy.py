@@ -1,0 +1,243 @@
+"""The policy on the device: the host's decisions, LightGBM's scores, offline features, and no wait."""
+
+# ruff: noqa: F811 (`device` is a fixture, borrowed from the tests of the kernels)
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.conftest import device  # noqa: F401 (before vLLM, which imports Triton)
+
+# isort: split
+from lorazor.features import signals as reference
+from lorazor.features.offline import decision_features
+from lorazor.features.schema import FEATURES, SCHEMA_HASH
+from lorazor.policy.artifact import Artifact, save_artifact
+from lorazor.policy.manifest import AdapterEntry, Manifest, TaskPolicy
+from lorazor.runtime.config import runtime_config
+from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
+from lorazor.runtime.scoring import Followed
+from tests.policy.conftest import train as train_policy
+from tests.runtime.policies import make_policy, safe_from_step
+from tests.runtime.tiny import ON_V2, Ask, Tiny, engine, prompt, released_at, run, worker
+
+VOCAB, MOST, G = 300, 8, 3
+PRINT = "0" * 64
+# NumPy, which interprets, warns of what missing values are made of.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A small model of the real schema, which releases about every second time it is asked."""
+    manifest = Manifest(
+        schema_hash=SCHEMA_HASH,
+        features=list(FEATURES),
+        probe_interval=G,
+        base_fingerprint=PRINT,
+        adapters=[AdapterEntry(name="a", fingerprint=PRINT, task="t")],
+        tasks={"t": TaskPolicy(threshold=0.5, mean_output_tokens=20.5)},
+    )
+    folder = Path(tmp_path_factory.mktemp("policy")) / "artifact"
+    return save_artifact(folder, manifest, str(train_policy(rounds=20).model_to_string()))
+
+
+def core_of(artifact: Artifact, capacity: int = MOST) -> ReleaseCore:
+    """A core without an engine."""
+    config = runtime_config({"lorazor": {"policy": str(artifact.path), "policy_timeout": 5.0}})
+    assert config is not None
+    return ReleaseCore(config, artifact, capacity)
+
+
+def admitted(request_id: str, threshold: float = 0.5) -> Admitted:
+    """A new request of the adapter that the policy knows."""
+    extra = {"lorazor_threshold": threshold}
+    return Admitted(request_id, "a", PRINT, prompt_tokens=9, max_tokens=40, extra_args=extra)
+
+
+def policy_of(core: ReleaseCore, device: str) -> Any:
+    """Its policy on the device."""
+    from lorazor.runtime.device_policy import start_device_policy
+
+    policy = start_device_policy(core, MOST, torch.zeros(2, VOCAB, device=device))
+    assert policy is not None
+    return policy
+
+
+def plan_of(followed: Followed, ids: list[str], steps: list[int], probed: list[int], device: str) -> Any:
+    """The plan of a step whose rows are all listed."""
+    from lorazor.runtime.step_plan import StepPlan
+
+    pairs = [(k, j) for j, k in enumerate(probed)]
+    return StepPlan(range(len(ids)), pairs, followed.windows(ids, steps), MOST, torch.device(device))
+
+
+def draw_logits(rng: np.random.Generator, n: int, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A step's logits, the base's for as many rows, and tokens."""
+    x = rng.normal(size=(n, VOCAB)) * 3
+    y = x + rng.normal(size=x.shape)
+    tokens = torch.from_numpy(rng.integers(0, VOCAB, n))
+    return *(torch.tensor(v, dtype=torch.float32, device=device) for v in (x, y)), tokens.to(device)  # type: ignore[return-value]
+
+
+def test_signals_are_those_of_torch(device: str) -> None:
+    """Listed rows and pairs in any order, the base's rows elsewhere; the rest is NaN."""
+    from lorazor.runtime.step_plan import StepPlan
+    from lorazor.runtime.step_signals import step_signals
+
+    x, y, tokens = draw_logits(np.random.default_rng(0), 5, device)
+    plan = StepPlan([4, 0, 3], [(3, 0), (4, 2)], None, MOST, torch.device(device))
+    signals, probes = (t.cpu() for t in step_signals(x, y[:3], tokens, plan))
+    wanted = reference.adapter_signals(x, tokens).cpu()
+    torch.testing.assert_close(signals[[0, 3, 4]], wanted[[0, 3, 4]], rtol=1e-5, atol=1e-5)
+    wanted = reference.probe_signals(x[[3, 4]], y[[0, 2]], tokens[[3, 4]]).cpu()
+    torch.testing.assert_close(probes[[3, 4]], wanted, rtol=1e-5, atol=1e-5)
+    assert signals[[1, 2]].isnan().all()
+    assert probes[[0, 1, 2]].isnan().all()
+    assert step_signals(x, None, tokens, plan)[1].isnan().all()
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32))
+def test_any_course_of_events(artifact: Artifact, device: str, seed: int) -> None:
+    """Admissions, ends, places used again, steps made again, rows unprobed or not followed, in any order of the batch:
+    features have offline's bits, and scores are LightGBM's."""
+    from lorazor.kernels import forest
+
+    rng = np.random.default_rng(seed)
+    followed = Followed(artifact, 4, 5.0, lambda why: None)
+    policy = policy_of(SimpleNamespace(artifact=artifact, followed=followed), device)  # type: ignore[arg-type]
+    live: dict[str, int] = {}
+    past: dict[str, list[torch.Tensor]] = {}
+    found: dict[tuple[str, int], tuple[torch.Tensor, float]] = {}
+    for t in range(20):
+        if len(live) < 6 and rng.random() < 0.5 and followed.start(f"r{t}", "t", t, 40):
+            live[f"r{t}"], past[f"r{t}"] = 0, []
+        for gone in [i for i in live if rng.random() < 0.08]:
+            followed.stop(gone)
+            del live[gone]
+        ids = rng.permutation([*live, "stranger"]).tolist()
+        again = {i: c > 0 and rng.random() < 0.2 for i, c in live.items()}
+        steps = [live[i] - again[i] if i in live else t for i in ids]
+        x, y = (torch.tensor(rng.normal(size=(len(ids), width)), dtype=torch.float32) for width in (4, 5))
+        x[rng.random(x.shape) < 0.1], y[:, 2], y[rng.random(len(ids)) < 0.5] = math.nan, 1.0, math.nan
+        plan = plan_of(followed, ids, steps, [], device)
+        features, due = policy.push(x.to(device), y.to(device), plan)
+        scores = forest.score(policy._trees, features, rows=due)
+        for k, (i, c) in enumerate(zip(ids, steps, strict=True)):
+            counts = i in live and not again[i]
+            assert int(due[k]) == (k if counts and not y[k].isnan().all() else -1)
+            if counts:
+                past[i].append(torch.cat([x[k], y[k]]))
+                live[i] += 1
+            if int(due[k]) >= 0:
+                found[i, c] = features[k].cpu(), float(scores[k])
+    for i, rows in past.items():
+        check_offline(artifact, {c: v for (j, c), v in found.items() if j == i}, rows, prompt_tokens=int(i[1:]))
+
+
+def check_offline(
+    artifact: Artifact, found: dict[int, tuple[torch.Tensor, float]], rows: list[torch.Tensor], prompt_tokens: int
+) -> None:
+    """Each step's features and score are what the recorded steps give."""
+    padded = torch.stack([*rows, *[torch.full((9,), math.nan)] * 2]).numpy()
+    wanted = decision_features(padded[:, :4], padded[:, 4:], [len(padded)], prompt_tokens, 40, 20.5, 1)
+    for c, (features, score) in found.items():
+        if c > 0:  # 0 is admission there
+            row = wanted.features[wanted.step == c]
+            np.testing.assert_array_equal(features.numpy(), row[0])
+            assert score == pytest.approx(artifact.scorer.score(row)[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_hosts_decisions(artifact: Artifact, device: str, seed: int) -> None:
+    """The same requests give the same releases, broken logits and missing probes included; a request over capacity and
+    one without a score keep their adapters, counted."""
+    from lorazor.runtime.step_signals import step_signals
+
+    rng = np.random.default_rng(seed)
+    host, on_device = core_of(artifact, MOST - 1), core_of(artifact, MOST - 1)
+    policy = policy_of(on_device, device)
+    ids = [f"r{k}" for k in range(MOST)]
+    for k, request_id in enumerate(ids):
+        for core in (host, on_device):
+            core.admit(admitted(request_id, 0.2 + 0.1 * k))
+    for c in range(16):
+        x, y, tokens = draw_logits(rng, MOST, device)
+        x[2], y[3, 5] = math.nan, math.inf
+        due = [k for k, i in enumerate(ids) if on_device.wants_probe(i, c) and (k, c) != (0, 1)]
+        plan = plan_of(on_device.followed, ids, [c] * MOST, due, device)  # type: ignore[arg-type]
+        signals, probes = step_signals(x, y[due], tokens, plan)
+        scores = policy.score(signals, probes, plan).tolist()
+        on_device.observe_scores(ids, [c] * MOST, {ids[k]: scores[k] for k in due})
+        host.observe(Sampled(ids, [c] * MOST, tokens.cpu(), signals.cpu(), probes.cpu()))
+        assert on_device.take_step().released == host.take_step().released
+    reasons = [
+        {labels["reason"] for name, labels, _ in core.counters.totals() if name == FAILURES}
+        for core in (host, on_device)
+    ]
+    assert reasons == [{"capacity", "missing_probe"}, {"capacity", "missing_probe", "nan"}]
+    assert host.rule.released("r2") is None
+    assert any(host.rule.released(i) for i in ids)
+
+
+def test_a_policy_that_does_not_fit_stays_on_the_host(
+    artifact: Artifact,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever stops it from starting on the device, the server starts."""
+    from lorazor.runtime.device_policy import start_device_policy
+
+    monkeypatch.setattr("lorazor.kernels.forest.MOST_NODES", 1)
+    assert start_device_policy(core_of(artifact), MOST, torch.zeros(2, VOCAB, device=device)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_step_waits_for_nothing(artifact: Artifact) -> None:
+    """Plan, signals, windows, forest and the way home: no call synchronises."""
+    from lorazor.runtime.step_signals import step_signals
+
+    core = core_of(artifact)
+    policy = policy_of(core, "cuda")
+    ids = [f"r{k}" for k in range(MOST)]
+    for request_id in ids:
+        core.admit(admitted(request_id, 1.0))
+    x, y, tokens = draw_logits(np.random.default_rng(0), MOST, "cuda")
+    for c in range(3):
+        torch.cuda.set_sync_debug_mode("error" if c else "default")
+        try:
+            plan = plan_of(core.followed, ids, [c] * MOST, [1, 5], "cuda")  # type: ignore[arg-type]
+            signals, probes = step_signals(x.clone(), y, tokens, plan)
+            home = policy.score(signals, probes, plan).to("cpu", non_blocking=True)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        assert home.isnan().tolist() == [k not in (1, 5) for k in range(MOST)]
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not ON_V2, reason="on model runner V2")
+def test_an_engine_decides_alike_on_both(tiny: Tiny, tmp_path: Path) -> None:
+    """The device decides at once; told to, the host decides for the same requests, and the same."""
+    policy = make_policy(tmp_path / "artifact", tiny, safe_from_step(6))
+    llm = engine(tiny, {"policy": policy, "policy_timeout": 5.0}, max_loras=3, max_num_seqs=3)
+    asks = [Ask(prompt(k, 7 + 5 * k), "ab"[k % 2], tokens=14 + k) for k in range(5)]
+    runner = worker(llm).model_runner
+    assert runner.device_policy is not None
+    first = run(llm, tiny, asks)
+    runner.device_policy = None
+    second = run(llm, tiny, asks)
+    assert [released_at(output) for output in first] == [10] * 5
+    assert [released_at(output) for output in second] == [10] * 5
+    assert [o.outputs[0].token_ids for o in first] == [o.outputs[0].token_ids for o in second]
