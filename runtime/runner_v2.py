@@ -22,6 +22,8 @@ from lorazor.runtime.active_loras import ActiveLoras
 from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
 from lorazor.runtime.lora_state import ReleasableLoraState
 from lorazor.runtime.overlap import Pending, ReleasingOutput
+from lorazor.runtime.shadow import Probed, ShadowRows
+from lorazor.runtime.slots import to_device
 from lorazor.runtime.unloading import Unloading
 
 if current_platform.is_cpu():
@@ -36,7 +38,7 @@ class KernelRunner(ActiveLoras, StockRunner):
     """The active-row kernels alone. Given to the built runner as its class by the worker."""
 
 
-class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
+class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
     """Releases too. Given to the built runner as its class by the worker, which then calls `start_lorazor`."""
 
     core: ReleaseCore
@@ -45,10 +47,9 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         """Attach the core; `fingerprints(path)` names an adapter by its weights."""
         self.core, self.fingerprints = core, fingerprints
         self.lora_state: Any = ReleasableLoraState(self.max_num_reqs)
-        self._batch: Any = None
         self._mapping: tuple[Any, ...] = ()
         self._to_probe: set[str] = set()
-        self._probed: tuple[set[str], torch.Tensor] | None = None
+        self._probed: Probed | None = None
         self._probes_work = self._tell_of_signals = True
         self._sampling = False
         self._raw: torch.Tensor | None = None
@@ -64,6 +65,8 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         def seen(*args: Any, **kwargs: Any) -> Any:
             logits = compute_logits(*args, **kwargs)
             if self._sampling:
+                logits, probed = self._take_base(logits)
+                self._probed = probed or self._probed
                 self._raw = logits.float() if logits.dtype != torch.float32 else logits.clone()
             return logits
 
@@ -124,35 +127,37 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
             c = start + 1 - int(self.req_states.prompt_len.np[index])
             if count == 1 and state.active[request_id] and self.core.wants_probe(request_id, c):
                 self._to_probe.add(request_id)
+        if self._probes_work and self._add_shadows(scheduler_output, self._to_probe):
+            self.core.counters.add("lorazor_probes_total", len(self._to_probe))
+            self._to_probe = set()
         self.core.counters.add("lorazor_active_rows", sum(map(bool, state.active.values())))
         self.core.counters.add("lorazor_rows", len(state.active))
-
-    def prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep the batch, in its final order."""
-        self._batch = super().prepare_inputs(*args, **kwargs)
-        return self._batch
 
     def _set_active_loras(self, rows: Any, tokens: Any, requests: set[Any], *args: Any) -> None:
         self._mapping = rows, tokens, requests, *args
         super()._set_active_loras(rows, tokens, requests, *args)
 
     def _with_probes(self, run: Callable[[], Any]) -> Any:
-        """The base's pass over the whole batch first, if a row of it is to be probed; the step's own pass overwrites
-        the keys and values that it leaves."""
+        """The base's pass over the whole batch first, if rows of it are to be probed that got no shadow; the step's own
+        pass overwrites the keys and values that it leaves."""
         probed, self._to_probe = self._to_probe, set()
         if probed and self._probes_work:
             mapping = self._mapping
             try:
                 super()._set_active_loras(np.zeros_like(mapping[0]), np.zeros_like(mapping[1]), set())
-                self._probed = probed, self._base_logits(run)
+                rows = {i: (k, k) for k, i in enumerate(self._batch.req_ids) if i in probed}
+                self._probed = Probed(self._base_logits(run), rows)
             except Exception:
-                self._probes_work = False
-                self.core.counters.add(FAILURES, len(probed), reason="probe")
-                logger.exception("LoRazor: probing failed and is switched off; requests keep their adapters")
+                self._probing_failed(len(probed))
             finally:
                 super()._set_active_loras(*mapping)
             self.core.counters.add("lorazor_probes_total", len(probed))
         return run()
+
+    def _probing_failed(self, count: int) -> None:
+        self._probes_work = False
+        self.core.counters.add(FAILURES, count, reason="probe")
+        logger.exception("LoRazor: probing failed and is switched off; requests keep their adapters")
 
     def _base_logits(self, run: Callable[[], Any]) -> torch.Tensor:
         # Before the step's own pass: a full graph leaves both in the same memory.
@@ -162,7 +167,8 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
     # ------------------------------------------------------------------ after it
     def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
         """Sample, and start the signals of the raw logits on their way home."""
-        self._sampling, self._raw = any(map(self.core.wants_signals, input_batch.req_ids)), None
+        self._raw = None
+        self._sampling = self._drop_shadows(input_batch) or any(map(self.core.wants_signals, input_batch.req_ids))
         try:
             sampled = super().sample(hidden_states, input_batch, grammar_output)
         finally:
@@ -174,7 +180,7 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         ids = list(batch.req_ids)
         prompt = self.req_states.prompt_len.np[batch.idx_mapping_np[: len(ids)]]
         steps = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)] - prompt
-        probed, raw = self._probed[0] if self._probed is not None else set(), self._raw
+        probed, raw = set(self._probed.rows) if self._probed is not None else set(), self._raw
         self._raw = None
         try:
             sent = self._signals(len(ids), raw, tokens)
@@ -190,8 +196,15 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
             return signals, probes
         chosen = tokens[:, 0].long()
         if self._probed is not None:
-            probes = probe_signals(raw, self._probed[1], chosen)
+            rows, base_rows = (self._on_device(places) for places in zip(*self._probed.rows.values(), strict=True))
+            probes = raw.new_full((n, len(PROBE_SIGNALS)), torch.nan)
+            probes[rows] = probe_signals(raw[rows], self._probed.logits[base_rows], chosen[rows])
         return adapter_signals(raw, chosen), probes
+
+    def _on_device(self, places: tuple[int, ...]) -> torch.Tensor:
+        index = torch.empty(len(places), dtype=torch.long, device=self.device)
+        to_device(index, np.array(places))
+        return index
 
     def _home(self, sent: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         with stream(self.output_copy_stream, self.main_stream):

@@ -13,6 +13,7 @@ import torch
 from lorazor.features.errors import InputError
 from lorazor.runtime.compat import kernels_alone, require_supported_vllm
 from lorazor.runtime.config import RuntimeConfig, runtime_config
+from lorazor.runtime.shadow_room import make_room
 
 WORKER = "lorazor.runtime.worker.LoRazorWorker"
 KERNEL_WORKER = "lorazor.runtime.worker_v2.KernelWorker"
@@ -38,6 +39,8 @@ def prepare(vllm_config: Any) -> None:
     _name_worker(vllm_config.parallel_config, KERNEL_WORKER if alone else WORKER)
     if not alone:
         _name_scheduler(vllm_config.scheduler_config)
+        if config.policy is not None:
+            make_room(vllm_config)
 
 
 def _name_worker(parallel: Any, worker: str) -> None:
