@@ -10,7 +10,8 @@ import pytest
 import torch
 
 MODULES = [
-    f"lorazor.kernels.{name}" for name in ("build_tiles", "shrink", "expand", "signals", "probe_signals", "forest")
+    f"lorazor.kernels.{name}"
+    for name in ("build_tiles", "shrink", "expand", "signals", "probe_signals", "forest", "place_shadows")
 ]
 LAZY = "triton.experimental.gluon"  # newer Tritons import it at the first launch, and it reads the variable too
 

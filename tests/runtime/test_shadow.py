@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,7 @@ def test_log_probabilities(llm: Any, tiny: Tiny, seen: Seen) -> None:
     assert not seen.probes
     beside = run(llm, tiny, [Ask(prompt(81, 11), "a"), Ask(prompt(82, 12), "b", sampling='{"logprobs": 1}'), ask])[2]
     assert len(seen.probes) == 12
+    assert seen.whole > 0
     assert tokens(beside) == tokens(alone)
     for one, other in zip(beside.prompt_logprobs[1:], alone.prompt_logprobs[1:], strict=True):
         assert {t: x.logprob for t, x in one.items()} == pytest.approx(
@@ -220,6 +222,18 @@ def test_log_probabilities(llm: Any, tiny: Tiny, seen: Seen) -> None:
         assert {t: x.logprob for t, x in one.items()} == pytest.approx(
             {t: x.logprob for t, x in other.items()}, abs=1e-4
         )
+
+
+def test_structured_output(llm: Any, tiny: Tiny, reference: Reference, seen: Seen) -> None:
+    """A grammar is held to on a probed row, and its rows are not mixed up with those before them."""
+    grammar = '{"structured_outputs": {"regex": "[a-f]{10}[0-9]{10}"}}'
+    asks = [Ask(prompt(95, 14), "a"), Ask(prompt(96, 15), "b", tokens=20, sampling=grammar), Ask(prompt(97, 70))]
+    outputs = run(llm, tiny, asks)
+    assert re.fullmatch("[a-f]{10}[0-9]{10}", outputs[1].outputs[0].text)
+    assert [len(probes) for probes in seen.of(outputs)] == [6, 5, 0]
+    for k in (0, 2):
+        assert_text(tokens(outputs[k]), reference, asks[k])
+    assert seen.whole == 0
 
 
 def test_what_the_user_set_holds(llm: Any) -> None:
