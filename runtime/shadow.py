@@ -11,14 +11,17 @@ values (scratch.py), and that it is gone from the batch before anything is sampl
 
 from __future__ import annotations
 
+import logging
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
+from lorazor.runtime.batch_rows import drop_rows, rows_last
 from lorazor.runtime.scratch import Scratch, scratch_fits
+
+logger = logging.getLogger("vllm.lorazor")
 
 SHADOW = "\0shadow"
 PAD_SLOT = -1  # vLLM's: keys and values of this token are written nowhere
@@ -50,6 +53,8 @@ class ShadowRows:
         """Take the KV cache's blocks from `first_block` on for shadows, if they serve this model."""
         if scratch_fits(self):
             self._scratch = Scratch(self, first_block)
+        else:
+            logger.info("LoRazor: on this model a probe is a pass over the whole batch")
 
     def post_kv_cache_wake_up(self) -> None:
         """After a sleep the KV cache may lie elsewhere."""
@@ -101,53 +106,28 @@ class ShadowRows:
         """Block tables and slots, the shadows' at their scratch blocks."""
         tables, slots = super().prepare_attn(input_batch)  # type: ignore[misc]
         if self._shadows and self._scratch is not None:
-            rows = range(self._first_shadow, self._first_shadow + len(self._shadows))
+            rows = self._rows()
             try:
                 self._scratch.place(rows, input_batch.idx_mapping, input_batch.positions)
                 self._in_place = True
             except Exception:
                 slots[:, rows.start : rows.stop].fill_(PAD_SLOT)
-                self._probing_failed(len(rows))
+                self._probing_failed(len(rows))  # type: ignore[attr-defined]
         return tables, slots
-
-    def _probing_failed(self, count: int) -> None:
-        raise NotImplementedError
 
     def _set_active_loras(self, rows: Any, tokens: Any, requests: set[Any], *args: Any) -> None:
         """Map rows in the order of their logits."""
-        super()._set_active_loras(self._shadows_last(rows), tokens, requests, *args)  # type: ignore[misc]
+        super()._set_active_loras(rows_last(rows, self._rows()), tokens, requests, *args)  # type: ignore[misc]
 
-    def _shadows_last(self, rows: Any) -> Any:
-        first, last = self._first_shadow, self._first_shadow + len(self._shadows)
-        if first == last or last == len(rows):
-            return rows
-        return _joined(_joined(rows[:first], rows[last:]), rows[first:last])
+    def _rows(self) -> range:
+        """The shadows' rows, and tokens, of the step."""
+        return range(self._first_shadow, self._first_shadow + len(self._shadows))
 
     def _drop_shadows(self, batch: Any) -> bool:
-        """Trim the batch in place to the requests' own rows: a row twice would move its request on twice.
-
-        Tokens stay as they are, and `logits_indices` has the shadows, last, until the logits are there.
-        """
-        if not self._shadows:
-            return False
-        n, first, count = batch.num_reqs, self._first_shadow, len(self._shadows)
-
-        def own(values: Any, lead: int = 0) -> Any:
-            tail = values[first + count + lead : n + lead]
-            return _joined(values[: first + lead], tail - count if lead else tail)
-
-        batch.logits_indices = self._shadows_last(batch.logits_indices)
-        batch.req_ids = batch.req_ids[:first] + batch.req_ids[first + count :]
-        batch.num_reqs = batch.num_reqs_after_padding = n - count
-        for name in PER_ROW:
-            setattr(batch, name, own(getattr(batch, name)))
-        batch.expanded_idx_mapping = batch.idx_mapping
-        batch.query_start_loc = own(batch.query_start_loc, 1)
-        batch.query_start_loc_np = own(batch.query_start_loc_np, 1)
-        batch.expanded_local_pos = batch.expanded_local_pos[: n - count]
-        batch.cu_num_logits = batch.cu_num_logits[: n - count + 1]
-        batch.cu_num_logits_np = batch.cu_num_logits_np[: n - count + 1]
-        return True
+        """Leave the requests' own rows in the batch, before their logits are computed; whether there were others."""
+        if self._shadows:
+            drop_rows(batch, self._rows())
+        return bool(self._shadows)
 
     def _take_base(self, logits: torch.Tensor) -> tuple[torch.Tensor, Probed | None]:
         """The logits of the requests' own rows, and what the shadows' are."""
@@ -158,23 +138,3 @@ class ShadowRows:
         self._batch.logits_indices = self._batch.logits_indices[:n]
         rows = {i: (place[i], k) for k, i in enumerate(shadows)}
         return logits[:n], Probed(logits[n:].float(), rows) if self._in_place else None
-
-
-# Of vLLM's InputBatch: one value a row.
-PER_ROW = (
-    "idx_mapping",
-    "idx_mapping_np",
-    "num_scheduled_tokens",
-    "seq_lens",
-    "num_computed_tokens_np",
-    "prefill_len_np",
-    "num_computed_prefill_tokens_np",
-    "is_prefilling_np",
-)
-
-
-def _joined(head: Any, tail: Any) -> Any:
-    """Both, one after the other: arrays or tensors; `head` itself, uncopied, where nothing follows."""
-    if not len(tail):
-        return head
-    return torch.cat([head, tail]) if isinstance(head, torch.Tensor) else np.concatenate([head, tail])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-# At this many, a burst of probes of 32 rows still costs a fraction of a second pass over all.
+# A step in which more rows are due is probed over the whole batch.
 MOST_SHADOWS = 32
 # In additional_config, so that it reaches every process, and that a config prepared twice is widened once.
 KEY = "lorazor_shadow_rows"
@@ -43,8 +43,10 @@ def make_room(vllm_config: Any) -> None:
 def leave_room(scheduler: Any) -> None:
     """Hold a built scheduler to the rows and tokens that the user set."""
     rows, config = shadow_rows(scheduler.vllm_config), scheduler.scheduler_config
-    scheduler.max_num_running_reqs = config.max_num_seqs - rows
-    scheduler.max_num_scheduled_tokens = min(scheduler.max_num_scheduled_tokens, config.max_num_batched_tokens - rows)
+    if rows:
+        scheduler.max_num_running_reqs = config.max_num_seqs - rows
+        tokens = config.max_num_batched_tokens - rows
+        scheduler.max_num_scheduled_tokens = min(scheduler.max_num_scheduled_tokens, tokens)
 
 
 def scratch_bytes(specs: dict[str, Any], rows: int) -> int:

@@ -198,6 +198,23 @@ def test_more_rows_than_room(llm: Any, tiny: Tiny, reference: Reference, seen: S
     assert seen.whole > 0
 
 
+def test_a_failing_pass_over_the_whole_batch(llm: Any, tiny: Tiny, reference: Reference, monkeypatch: Any) -> None:
+    """As a failing shadow (test_policy.py): probing is switched off, and no text changes."""
+    runner = worker(llm).model_runner
+
+    def fail(run: Any) -> None:
+        raise RuntimeError("no probe today")
+
+    monkeypatch.setattr(runner, "_scratch", None)
+    monkeypatch.setattr(runner, "_base_logits", fail)
+    monkeypatch.setattr(runner, "_probes_work", True)
+    asks = [Ask(prompt(75 + k, 9), "ab"[k]) for k in range(2)]
+    outputs = run(llm, tiny, asks)
+    assert not runner._probes_work
+    for ask, output in zip(asks, outputs, strict=True):
+        assert_text(tokens(output), reference, ask)
+
+
 def log_probabilities(output: Any) -> list[dict[int, float]]:
     """Token -> log-probability, of the prompt's tokens from the second on and of the output's."""
     steps = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
