@@ -127,7 +127,7 @@ class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
             c = start + 1 - int(self.req_states.prompt_len.np[index])
             if count == 1 and state.active[request_id] and self.core.wants_probe(request_id, c):
                 self._to_probe.add(request_id)
-        if self._to_probe and self._probes_work and self._add_shadows(scheduler_output, self._to_probe):
+        if self._to_probe and self._add_shadows(scheduler_output, self._to_probe):
             self.core.counters.add("lorazor_probes_total", len(self._to_probe))
             self._to_probe = set()
         self.core.counters.add("lorazor_active_rows", sum(map(bool, state.active.values())))

@@ -48,6 +48,7 @@ class ShadowRows:
     _shadows: tuple[str, ...] = ()
     _first_shadow = 0
     _in_place = False
+    _probes_work = True
 
     def use_scratch(self, first_block: int) -> None:
         """Take the KV cache's blocks from `first_block` on for shadows, if they serve this model."""
@@ -105,15 +106,21 @@ class ShadowRows:
     def prepare_attn(self, input_batch: Any) -> Any:
         """Block tables and slots, the shadows' at their scratch blocks."""
         tables, slots = super().prepare_attn(input_batch)  # type: ignore[misc]
-        if self._shadows and self._scratch is not None:
-            rows = self._rows()
-            try:
-                self._scratch.place(rows, input_batch.idx_mapping, input_batch.positions)
-                self._in_place = True
-            except Exception:
-                slots[:, rows.start : rows.stop].fill_(PAD_SLOT)
-                self._probing_failed(len(rows))  # type: ignore[attr-defined]
+        if self._shadows:
+            self._in_place = self._place(input_batch)
+            if not self._in_place:
+                # A rank of several must not run fewer rows than the others, so the shadows stay and write nothing.
+                slots[:, self._rows().start : self._rows().stop].fill_(PAD_SLOT)
         return tables, slots
+
+    def _place(self, batch: Any) -> bool:
+        if self._probes_work and self._scratch is not None:
+            try:
+                self._scratch.place(self._rows(), batch.idx_mapping, batch.positions)
+                return True
+            except Exception:
+                self._probing_failed(len(self._shadows))  # type: ignore[attr-defined]
+        return False
 
     def _set_active_loras(self, rows: Any, tokens: Any, requests: set[Any], *args: Any) -> None:
         """Map rows in the order of their logits."""
