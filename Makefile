@@ -6,10 +6,10 @@ PACKAGES := features kernels policy runtime training
 BIN := .venv/bin
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 # What must hold on either model runner of vLLM: the second run is on V2, interpreted (tests/runtime/v2_on_cpu.py).
-BATTERY := $(addprefix tests/runtime/test_,release.py slots.py probe.py policy.py identity.py)
+BATTERY := $(addprefix tests/runtime/test_,release.py slots.py probe.py policy.py identity.py shadow.py soak.py)
 ENGINE := $(if $(HAS_GPU),gpu,cpu)
 
-.PHONY: install demo test test-gpu check links format clean
+.PHONY: install demo test test-gpu soak check links format clean
 
 install: .venv/ready
 
@@ -27,6 +27,11 @@ test: install check
 # On a machine with an NVIDIA GPU and vLLM; uses .venv if it is there, else the python on PATH.
 test-gpu:
 	bash examples/test_gpu.sh
+
+# Random traffic whose every text is checked, for SECONDS; RUNNER=v2-async: on model runner V2.
+SECONDS ?= 3600
+soak: install
+	LORAZOR_SOAK_SECONDS=$(SECONDS) LORAZOR_TEST_RUNNER=$(RUNNER) $(BIN)/pytest -s tests/runtime/test_soak.py
 
 check: install links
 	$(BIN)/ruff check

@@ -25,6 +25,7 @@ from lorazor.runtime.device_policy import start_device_policy
 from lorazor.runtime.lora_state import ReleasableLoraState
 from lorazor.runtime.overlap import Pending, ReleasingOutput
 from lorazor.runtime.ranks import agree_on_admissions, take_in_decisions
+from lorazor.runtime.shadow import Probed, ShadowRows
 from lorazor.runtime.step_plan import StepPlan
 from lorazor.runtime.step_signals import step_signals
 from lorazor.runtime.unloading import Unloading
@@ -37,7 +38,7 @@ else:
 logger = logging.getLogger("vllm.lorazor")
 
 
-class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
+class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
     """Given to the built runner as its class by the worker, which then calls `start_lorazor`."""
 
     core: ReleaseCore
@@ -46,10 +47,9 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         """Attach the core; `fingerprints(path)` names an adapter by its weights."""
         self.core, self.fingerprints = core, fingerprints
         self.lora_state: Any = ReleasableLoraState(self.max_num_reqs)
-        self._batch: Any = None
         self._mapping: tuple[Any, ...] = ()
         self._to_probe: set[str] = set()
-        self._probed: tuple[set[str], torch.Tensor] | None = None
+        self._probed: Probed | None = None
         self._probes_work = self._tell_of_signals = True
         self._sampling = False
         self._raw: torch.Tensor | None = None
@@ -67,6 +67,8 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         def seen(*args: Any, **kwargs: Any) -> Any:
             logits = compute_logits(*args, **kwargs)
             if self._sampling:
+                logits, probed = self._take_base(logits)
+                self._probed = probed or self._probed
                 self._raw = logits.clone()
             return logits
 
@@ -138,35 +140,37 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
             c = start + 1 - int(self.req_states.prompt_len.np[index])
             if count == 1 and state.active[request_id] and self.core.wants_probe(request_id, c):
                 self._to_probe.add(request_id)
+        if self._to_probe and self._add_shadows(scheduler_output, self._to_probe):
+            self.core.counters.add("lorazor_probes_total", len(self._to_probe))
+            self._to_probe = set()
         self.core.counters.add("lorazor_active_rows", sum(map(bool, state.active.values())))
         self.core.counters.add("lorazor_rows", len(state.active))
-
-    def prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep the batch, in its final order."""
-        self._batch = super().prepare_inputs(*args, **kwargs)
-        return self._batch
 
     def _set_active_loras(self, rows: Any, tokens: Any, requests: set[Any], *args: Any) -> None:
         self._mapping = rows, tokens, requests, *args
         super()._set_active_loras(rows, tokens, requests, *args)
 
     def _with_probes(self, run: Callable[[], Any]) -> Any:
-        """The base's pass over the whole batch first, if a row of it is to be probed; the step's own pass overwrites
-        the keys and values that it leaves."""
+        """The base's pass over the whole batch first, if rows of it are to be probed that got no shadow; the step's own
+        pass overwrites the keys and values that it leaves."""
         probed, self._to_probe = self._to_probe, set()
         if probed and self._probes_work:
             mapping = self._mapping
             try:
                 super()._set_active_loras(np.zeros_like(mapping[0]), np.zeros_like(mapping[1]), set())
-                self._probed = probed, self._base_logits(run)
+                rows = {i: (k, k) for k, i in enumerate(self._batch.req_ids) if i in probed}
+                self._probed = Probed(self._base_logits(run), rows)
             except Exception:
-                self._probes_work = False
-                self.core.counters.add(FAILURES, len(probed), reason="probe")
-                logger.exception("LoRazor: probing failed and is switched off; requests keep their adapters")
+                self._probing_failed(len(probed))
             finally:
                 super()._set_active_loras(*mapping)
             self.core.counters.add("lorazor_probes_total", len(probed))
         return run()
+
+    def _probing_failed(self, count: int) -> None:
+        self._probes_work = False
+        self.core.counters.add(FAILURES, count, reason="probe")
+        logger.exception("LoRazor: probing failed and is switched off; requests keep their adapters")
 
     def _base_logits(self, run: Callable[[], Any]) -> torch.Tensor:
         # Before the step's own pass: a full graph leaves both in the same memory.
@@ -176,8 +180,8 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
     # ------------------------------------------------------------------ after it
     def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
         """Sample, and start what the raw logits say on its way home."""
-        self._sampling = self.core.decides and any(map(self.core.wants_signals, input_batch.req_ids))
-        self._raw = None
+        self._raw, shadows = None, self._drop_shadows(input_batch)
+        self._sampling = shadows or (self.core.decides and any(map(self.core.wants_signals, input_batch.req_ids)))
         try:
             sampled = super().sample(hidden_states, input_batch, grammar_output)
         finally:
@@ -190,7 +194,7 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         ids = list(batch.req_ids)
         prompt = self.req_states.prompt_len.np[batch.idx_mapping_np[: len(ids)]]
         steps = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)] - prompt
-        probed, raw = self._probed[0] if self._probed is not None else set(), self._raw
+        probed, raw = set(self._probed.rows) if self._probed is not None else set(), self._raw
         pending = Pending(ids, [int(c) for c in steps], probed, None)
         self._raw = None
         try:
@@ -206,10 +210,11 @@ class ReleaseRunner(Unloading, ActiveLoras, StockRunner):
         if raw is None:
             return ()
         listed = [k for k, request_id in enumerate(step.ids) if self.core.wants_signals(request_id)]
-        pairs = [(k, k) for k in listed if step.ids[k] in step.probed]
+        wanted, probed = set(listed), self._probed
+        pairs = [pair for pair in probed.rows.values() if pair[0] in wanted] if probed else []
         windows = self.core.followed.windows(step.ids, step.steps) if policy and self.core.followed else None
         plan = StepPlan(listed, pairs, windows, self.max_num_reqs, raw.device)
-        signals, probes = step_signals(raw, self._probed[1] if self._probed and pairs else None, tokens, plan)
+        signals, probes = step_signals(raw, probed.logits if probed and pairs else None, tokens, plan)
         return (signals, probes) if policy is None else (policy.score(signals, probes, plan),)
 
     def _home(self, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -17,6 +17,7 @@ from lorazor.features.grid import boundary
 from lorazor.runtime.core import StepReport
 from lorazor.runtime.ids import public_id, sibling
 from lorazor.runtime.request import ReleasableRequest, adopt
+from lorazor.runtime.shadow_room import leave_room
 
 # Requests of resident adapters are held back once another adapter has waited this long for a slot.
 STARVATION_SECONDS = 2.0
@@ -28,6 +29,7 @@ class LoRazorScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        leave_room(self)
         self._counts: Counter[str] = Counter()
         self._released: dict[str, int] = {}
         self._given_up: list[str] = []

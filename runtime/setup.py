@@ -12,6 +12,7 @@ import torch
 from lorazor.features.errors import InputError
 from lorazor.runtime.compat import require_supported_vllm
 from lorazor.runtime.config import runtime_config
+from lorazor.runtime.shadow_room import make_room
 
 WORKER = "lorazor.runtime.worker.LoRazorWorker"
 SCHEDULER = "lorazor.runtime.scheduler.LoRazorScheduler"
@@ -26,12 +27,15 @@ def prepare(vllm_config: Any) -> None:
         InputError: this vLLM, or an option beside LoRazor, is not supported; the sentence names it.
     """
     require_supported_vllm()
-    assert runtime_config(vllm_config.additional_config) is not None, "prepare() without the key lorazor"
+    config = runtime_config(vllm_config.additional_config)
+    assert config is not None, "prepare() without the key lorazor in additional_config"
     for sentence, broken in _never(vllm_config).items():
         if broken:
             raise InputError(f"LoRazor: {sentence}")
     _name_worker(vllm_config.parallel_config)
     _name_scheduler(vllm_config)
+    if config.policy is not None:
+        make_room(vllm_config)
 
 
 def _name_worker(parallel: Any) -> None:

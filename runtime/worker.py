@@ -16,6 +16,7 @@ from lorazor.policy.fingerprint import fingerprint
 from lorazor.runtime.config import runtime_config
 from lorazor.runtime.core import ReleaseCore
 from lorazor.runtime.runner import LoRazorRunner
+from lorazor.runtime.shadow_room import scratch_bytes, shadow_rows, with_scratch
 from lorazor.runtime.warmup import take_over_and_warm_up
 
 if current_platform.is_cpu():
@@ -71,6 +72,19 @@ class LoRazorWorker(StockWorker):
         capacity = FOLLOWED_PER_SEQUENCE * self.vllm_config.scheduler_config.max_num_seqs
         core = ReleaseCore(config, artifact, capacity, decides=get_tp_group().is_first_rank)
         self.model_runner.start_lorazor(core, adapter_fingerprint if artifact else lambda path: None)
+
+    def determine_available_memory(self) -> int:
+        """As vLLM's, less what the scratch blocks of shadow rows take."""
+        free = int(super().determine_available_memory())
+        return free - scratch_bytes(self.get_kv_cache_spec(), shadow_rows(self.vllm_config))
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Allocate the KV cache, with scratch blocks behind those that the scheduler gives out."""
+        rows, blocks = shadow_rows(self.vllm_config), kv_cache_config.num_blocks
+        super().initialize_from_config(with_scratch(kv_cache_config, rows))
+        self.cache_config.num_gpu_blocks = blocks
+        if rows:
+            self.model_runner.use_scratch(blocks)
 
     def _base_folder(self) -> str:
         """Where the base's weights lie; a hub id stands for its local snapshot."""

@@ -11,7 +11,7 @@ import torch
 
 MODULES = [
     f"lorazor.kernels.{name}"
-    for name in ("build_tiles", "shrink", "expand", "signals", "probe_signals", "forest", "window")
+    for name in ("build_tiles", "shrink", "expand", "signals", "probe_signals", "forest", "window", "place_shadows")
 ]
 LAZY = "triton.experimental.gluon"  # newer Tritons import it at the first launch, and it reads the variable too
 

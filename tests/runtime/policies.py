@@ -7,6 +7,7 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+import torch
 
 from lorazor.features.schema import FEATURES, SCHEMA_HASH
 from lorazor.policy.artifact import save_artifact
@@ -47,18 +48,25 @@ def make_policy(folder: Path, tiny: Tiny, model: str, threshold: float | None = 
 
 
 def break_policy(worker: Any, kind: str) -> None:
-    """Make every call of the policy fail in one way ("exception", "nan" or "shape") until it is mended."""
+    """Make every call of the policy fail in one way ("exception", "nan" or "shape") until it is mended.
 
-    def score(features: Any) -> Any:
+    Where it runs on the device (model runner V2), its calls at admission are still the host's.
+    """
+
+    def score(features: Any, *_: Any) -> Any:
         if kind == "exception":
             raise ValueError("broken")
         return np.full(len(features) + (kind == "shape"), np.nan)
 
-    followed = worker.core.followed
+    followed, device = worker.core.followed, getattr(worker.model_runner, "device_policy", None)
     followed.score = GuardedScorer(score, 5.0, followed.score._on_failure)
+    if device is not None:
+        device.score = lambda signals, *_: torch.from_numpy(score(signals))
 
 
 def mend_policy(worker: Any) -> None:
     """Put the policy back."""
-    core = worker.core
+    core, device = worker.core, getattr(worker.model_runner, "device_policy", None)
     core.followed.score = GuardedScorer(core.artifact.scorer.score, 5.0, core.followed.score._on_failure)
+    if device is not None:
+        vars(device).pop("score", None)

@@ -16,7 +16,7 @@ from lorazor.runtime.core import FAILURES
 from lorazor.runtime.guard import GuardedScorer
 from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.tiny import (
-    BASE_LOGITS,
+    PROBING,
     SIGNALS,
     Ask,
     Reference,
@@ -146,7 +146,7 @@ def test_a_failing_probe_changes_no_request(
         raise RuntimeError("no probe today")
 
     runner = worker(llm).model_runner
-    monkeypatch.setattr(BASE_LOGITS, fail)
+    monkeypatch.setattr(PROBING, fail)
     try:
         ask = Ask(prompt(4, 12), "b")
         (output,) = run(llm, tiny, [ask])
