@@ -13,6 +13,7 @@ from lorazor.policy.artifact import load_artifact
 from lorazor.runtime import ranks
 from lorazor.runtime.config import RuntimeConfig
 from lorazor.runtime.core import Admitted, ReleaseCore, Sampled
+from lorazor.runtime.step_news import StepNews
 from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.tiny import ON_V2, Ask, Reference, Tiny, assert_text, engine, prompt, released_at, run, tokens
 
@@ -99,7 +100,8 @@ def test_later_decisions_come_with_a_step(tiny: Tiny, cores: tuple[ReleaseCore, 
     assert (step.released, step.given_up) == ({"r1": 10}, ["r2"])
     assert all(core.wants_probe(i, 12) for core in cores for i in ("r1", "r2"))
     for core in cores:
-        ranks.take_in_decisions(core, SimpleNamespace(lorazor=({**step.released, "gone": 3}, step.given_up)))
+        news = StepNews({**step.released, "gone": 3}, step.given_up)
+        ranks.take_in_decisions(core, SimpleNamespace(lorazor=news))
         ranks.take_in_decisions(core, SimpleNamespace())
         assert core.boundary("r1") == 5 + 10 - 1
         assert not any(core.wants_probe(i, 12) for i in ("r1", "r2"))
