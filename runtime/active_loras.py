@@ -96,7 +96,7 @@ class ActiveLoras:
 
     def _count_swaps(self, seconds: float) -> None:
         swaps = self.swaps.take_counts()
-        if swaps and hasattr(self, "core"):  # vLLM's warm-up has no core yet
+        if swaps:
             with self.core.lock:
                 self.core.counters.add("lorazor_swap_microseconds_total", int(1e6 * seconds))
                 for way, count in swaps.items():

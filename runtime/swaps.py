@@ -85,12 +85,14 @@ class Swaps:
         image = self._images.get(lora_id, model) if self._images is not None else None
         if image is None:
             self._stock(lora_id)
-            self._done["stock"] += 1
-            if self._images is not None and self._serving:  # not for the adapters of vLLM's warm-up
-                self._images.make(lora_id, model)
+            way = "stock"
         else:
             expected = self._loader.load(image, self._take_slot(lora_id))
-            self._done["prefetched" if expected else "image"] += 1
+            way = "prefetched" if expected else "image"
+        if self._serving:  # the adapters of vLLM's warm-up are not worth an image
+            self._done[way] += 1
+            if image is None and self._images is not None:
+                self._images.make(lora_id, model)
         return True
 
     def _take_slot(self, lora_id: int) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.lora.layers import LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
 
 from lorazor.runtime.active_loras import take_over
@@ -27,7 +26,8 @@ def take_over_and_warm_up(runner: Any) -> None:
     """Give a loaded model our LoRA wrappers, with their kernels compiled, and our way of swapping adapters."""
     manager = runner.lora_manager._adapter_manager
     take_over(manager)
-    runner.swaps = Swaps(runner.lora_manager, get_tensor_model_parallel_world_size())
+    parallel = runner.vllm_config.parallel_config
+    runner.swaps = Swaps(runner.lora_manager, parallel.tensor_parallel_size * parallel.data_parallel_size)
     if runner.swaps.nbytes:
         runner.model_memory_usage += runner.swaps.nbytes
     for wrapper in {id(w): w for w in manager.punica_wrapper_mapping.values()}.values():

@@ -35,7 +35,9 @@ def waits(llm: Any, many: Tiny, clock: Any, seed: int, steps: int, share: float)
     core, draw = llm.llm_engine, Random(seed)
     names = list(many.adapters)
     weights = [1 / (1 + k) ** 1.2 for k in range(ADAPTERS)]
-    params, arrived, waited = Ask((), tokens=TOKENS).params(), {}, {}
+    params = Ask((), tokens=TOKENS).params()
+    arrived: dict[str, int] = {}
+    waited: dict[str, int] = {}
     while clock.now < steps or core.has_unfinished_requests():
         if clock.now < steps and draw.random() < share:
             (name,) = draw.choices(names, weights)

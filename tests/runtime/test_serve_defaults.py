@@ -68,7 +68,7 @@ def test_the_users_lora_settings_stay() -> None:
 
 @pytest.mark.usefixtures("platform")
 def test_adapters_beside_the_slots_stay_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, as far as a quarter of the free memory holds them; none where all have slots; the user's word stays."""
+    """All of them, as far as a quarter of the free memory holds them; the user's word stays."""
     monkeypatch.setattr("lorazor.runtime.serve_defaults._available_memory", lambda: 4000)
     for given, adapters, size, held in (
         ({}, 20, 10, 20),
