@@ -51,7 +51,7 @@ def test_slots_change_behind_the_work_before_and_in_order(layout: slot_layout.Sl
     torch.cuda.set_sync_debug_mode("error")
     try:
         for turn in range(40):
-            torch.cuda._sleep(2_000_000)  # so that every load is queued behind the reads of the one before
+            torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]  # so that every load is queued behind the reads of the one before
             image = images[turn * 3 % len(images)]
             if turn % 2:
                 loader.expect([image, images[turn % len(images)]])
