@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.lora.layers import LogitsProcessorWithLoRA, LoRAMappingType, VocabParallelEmbeddingWithLoRA
-from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.layers import LoRAMappingType
 from vllm.lora.model_manager import DEFAULT_LANGUAGE_WRAPPER_KEY
 
+from lorazor.runtime.core import ReleaseCore
 from lorazor.runtime.punica import replace_wrappers, use_active_rows
 from lorazor.runtime.punica_gpu import KernelPunica
+from lorazor.runtime.slot_layout import DENSE
+from lorazor.runtime.swaps import Swaps
 
 logger = logging.getLogger("vllm.lorazor")
-
-# The layers that our kernels serve. All others, which today are the mixture-of-experts ones, stay with vLLM's kernels.
-DENSE = (BaseLinearLayerWithLoRA, VocabParallelEmbeddingWithLoRA, LogitsProcessorWithLoRA)
 
 
 def kernels_fit(manager: Any) -> bool:
@@ -27,7 +27,10 @@ def kernels_fit(manager: Any) -> bool:
 
 
 def take_over(manager: Any) -> None:
-    """Give the LoRA layers of a loaded model our wrappers; call before the model first runs."""
+    """Give the LoRA layers of a loaded model our wrappers; call before the model first runs.
+
+    Our kernels serve the dense layers. All others, which today are mixtures of experts, stay with vLLM's kernels.
+    """
     if not kernels_fit(manager):
         use_active_rows(manager)
         return
@@ -56,11 +59,19 @@ class ActiveLoras:
     """For a model runner: vLLM's own `_set_active_loras` without a Python loop over tokens and without a sync."""
 
     lora_manager: Any
+    swaps: Swaps
+    core: ReleaseCore
+
+    def look_ahead(self, scheduler_output: Any) -> None:
+        """Hear from the scheduler which adapters wait for a slot. vLLM's warm-up makes steps without it."""
+        if hasattr(scheduler_output, "lorazor"):
+            self.swaps.look_ahead(scheduler_output.lorazor.upcoming)
 
     def _set_active_loras(
         self, rows: Any, tokens: Any, requests: set[Any], mapping_type: Any = LoRAMappingType.LANGUAGE
     ) -> None:
         """Load the step's adapters, then map the sampled `rows` and the `tokens` to them (adapter ids, 0 = none)."""
+        began = time.perf_counter()
         wrapper = language_wrapper(self.lora_manager._adapter_manager)
         ours = isinstance(wrapper, KernelPunica) and mapping_type is LoRAMappingType.LANGUAGE
         if ours and wrapper.stock is None:
@@ -68,5 +79,25 @@ class ActiveLoras:
         else:
             plain = (tuple(np.asarray(ids).tolist()) for ids in (rows, tokens))
             super()._set_active_loras(*plain, requests, mapping_type)  # type: ignore[misc]
+        self._count_swaps(time.perf_counter() - began)
         if ours:
             wrapper.update(np.asarray(tokens, np.int64), np.asarray(rows, np.int64))
+        self.swaps.prepare()
+
+    def add_lora(self, lora_request: Any) -> bool:
+        """Load an adapter from its files as they are now, whatever was read ahead."""
+        self.swaps.reload(lora_request.lora_int_id)
+        return bool(super().add_lora(lora_request))  # type: ignore[misc]
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Unload an adapter; it does not come back from a read that is under way."""
+        self.swaps.forget(lora_id)
+        return bool(super().remove_lora(lora_id))  # type: ignore[misc]
+
+    def _count_swaps(self, seconds: float) -> None:
+        swaps = self.swaps.take_counts()
+        if swaps:
+            with self.core.lock:
+                self.core.counters.add("lorazor_swap_microseconds_total", int(1e6 * seconds))
+                for way, count in swaps.items():
+                    self.core.counters.add("lorazor_swaps_total", count, way=way)

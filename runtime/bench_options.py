@@ -12,13 +12,13 @@ from typing import Any
 from lorazor.features.errors import InputError
 from lorazor.runtime.compat import require_supported_vllm
 from lorazor.runtime.serve import parse_vllm
-from lorazor.runtime.serve_checks import check_model, needed_rank
+from lorazor.runtime.serve_checks import check_model, largest_size, needed_rank
 from lorazor.runtime.serve_defaults import set_defaults
 
 # Given by the bench, to both servers; --config could hold any of them.
 OURS = ("--host", "--port", "--uds", "--headless", "--lora-modules", "--api-key", "--model", "--config")
 # What `lorazor serve` completes where the user left it open; stock is given the same.
-COMPLETED = ("max_loras", "max_lora_rank", "dtype", "kv_cache_memory_bytes")
+COMPLETED = ("max_loras", "max_cpu_loras", "max_lora_rank", "dtype", "kv_cache_memory_bytes")
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 STOCK = ("-m", "vllm.entrypoints.openai.api_server", "--model")
 LORAZOR = ("-c", "from lorazor.runtime.cli import main; raise SystemExit(main())", "serve")
@@ -64,7 +64,8 @@ def engine_of(model: str, adapters: Mapping[str, str], options: Sequence[str]) -
         raise InputError("lorazor bench compares single servers: no --data-parallel-size or --api-server-count above 1")
     said = {name: getattr(args, name) for name in COMPLETED}
     with _own_environment() as before:
-        list(set_defaults(args, len(adapters), needed_rank(adapters.values())))
+        paths = adapters.values()
+        list(set_defaults(args, len(adapters), needed_rank(paths), largest_size(paths)))
         environment = {"VLLM_NO_USAGE_STATS": "1", **os.environ}
     environment.pop("VLLM_API_KEY", None)
     if RUNNER not in before:

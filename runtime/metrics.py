@@ -40,6 +40,13 @@ METRICS: dict[str, Metric] = {
     ),
     "lorazor_rows": Metric((), "Row-steps scheduled with an adapter or after its release."),
     "lorazor_active_rows": Metric((), "Row-steps that still held their adapter; over lorazor_rows: active-row share."),
+    "lorazor_swaps_total": Metric(
+        ("way",),
+        "Adapters put into slots, by the way: prefetched, from an image on the host, or stock (vLLM's own).",
+    ),
+    "lorazor_swap_microseconds_total": Metric(
+        (), "Host time of steps spent on adapters put into slots.", export="lorazor_swap_seconds_total", scale=1e-6
+    ),
     "lorazor_probe_microseconds_total": Metric(
         (), "Time spent on base logits over the same KV cache.", export="lorazor_probe_seconds_total", scale=1e-6
     ),

@@ -70,6 +70,12 @@ LEDGER = (
         "Request has a hook for the adapter in use",
     ),
     Patch(
+        "the worker's LoRA model manager (instance)",
+        "activate_adapter",
+        "stock fills a slot with hundreds of copies in the middle of a step; ours, from an image made beforehand",
+        "vLLM lets a plugin name the manager's class",
+    ),
+    Patch(
         "LoRA layers of the model (instances)",
         "punica_wrapper",
         "CUDA: stock kernels cost the same for released rows, and their preparation waits for the GPU; in float32 they "

@@ -7,6 +7,7 @@ from typing import Any
 from vllm.distributed import get_tp_group
 
 from lorazor.runtime.core import ReleaseCore
+from lorazor.runtime.step_news import StepNews
 
 
 def agree_on_admissions(core: ReleaseCore) -> None:
@@ -19,5 +20,6 @@ def agree_on_admissions(core: ReleaseCore) -> None:
 def take_in_decisions(core: ReleaseCore, scheduler_output: Any) -> None:
     """Take in what the scheduler was told since its last step."""
     # vLLM's warm-up makes steps without its scheduler.
-    released, given_up = getattr(scheduler_output, "lorazor", ({}, ()))
-    core.take_in(released, given_up)
+    news: StepNews | None = getattr(scheduler_output, "lorazor", None)
+    if news is not None:
+        core.take_in(news.released, news.given_up)

@@ -159,6 +159,7 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
         for request_id in scheduler_output.finished_req_ids:
             self.core.forget(request_id)
         take_in_decisions(self.core, scheduler_output)
+        self.look_ahead(scheduler_output)
         self._unload_idle()
         return result
 

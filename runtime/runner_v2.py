@@ -123,6 +123,7 @@ class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
     def update_requests(self, scheduler_output: Any) -> None:
         """Take in the step's positions, and from them which tokens keep their adapter: position < boundary."""
         super().update_requests(scheduler_output)
+        self.look_ahead(scheduler_output)
         with self.core.lock:
             take_in_decisions(self.core, scheduler_output)
             self._map(scheduler_output)

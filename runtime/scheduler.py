@@ -18,6 +18,7 @@ from lorazor.runtime.core import StepReport
 from lorazor.runtime.ids import public_id, sibling
 from lorazor.runtime.request import ReleasableRequest, adopt
 from lorazor.runtime.shadow_room import leave_room
+from lorazor.runtime.step_news import StepNews, upcoming
 
 # Requests of resident adapters are held back once another adapter has waited this long for a slot.
 STARVATION_SECONDS = 2.0
@@ -43,8 +44,8 @@ class LoRazorScheduler(Scheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, in which an adapter that has waited too long is not overtaken by resident ones. It carries what
-        was decided since the last one to every worker."""
+        """One step, in which an adapter that has waited too long is not overtaken by resident ones. It carries to
+        every worker what was decided since the last one, and which adapters wait."""
         held = self._held_back()
         for queue, requests in held:
             queue.remove_requests(requests)
@@ -54,7 +55,8 @@ class LoRazorScheduler(Scheduler):
             for queue, requests in held:
                 for request in requests:
                     queue.add_request(request)
-        step.lorazor = self._released, self._given_up
+        waiting = upcoming((self.skipped_waiting, self.waiting), self.running) if self.lora_config else ()
+        step.lorazor = StepNews(self._released, self._given_up, waiting)
         self._released, self._given_up = {}, []
         return step
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lorazor.features.errors import InputError
 from lorazor.runtime.config import runtime_config
-from lorazor.runtime.serve_checks import check_adapters, check_model, check_pins, check_port, needed_rank
+from lorazor.runtime.serve_checks import check_adapters, check_model, check_pins, check_port, largest_size, needed_rank
 from lorazor.runtime.serve_defaults import set_defaults
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def prepare(argv: Sequence[str], log: Callable[[str], None]) -> Namespace:
     check_pins(ours.get("pinned", ()), modules)
     for line in check_adapters(artifact, args.model, modules, ours.get("pinned", ())):
         log(line)
-    for line in set_defaults(args, len(modules), needed_rank(modules.values())):
+    for line in set_defaults(args, len(modules), needed_rank(modules.values()), largest_size(modules.values())):
         log(line)
     return args
 

@@ -135,6 +135,12 @@ def needed_rank(paths: Iterable[str]) -> int:
     return max((_rank(Path(path).expanduser() / "adapter_config.json") for path in paths), default=0)
 
 
+def largest_size(paths: Iterable[str]) -> int:
+    """Bytes of the weights of the largest of the local adapter folders; 0 if there are none."""
+    sizes = (sum(f.stat().st_size for f in Path(path).expanduser().glob("*.safetensors")) for path in paths)
+    return max(sizes, default=0)
+
+
 def _rank(file: Path) -> int:
     if not file.is_file():
         return 0

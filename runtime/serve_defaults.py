@@ -16,18 +16,22 @@ MOST_LORAS = 8
 # Above this, vLLM's own choice of cores (it knows about NUMA nodes) is the better one.
 FEW_CORES = 4
 KV_CACHE_BYTES = 4 << 30
+# The part of the free host memory that adapters outside the slots may fill.
+HOST_SHARE = 4
 
 
-def set_defaults(args: Namespace, adapters: int, rank: int) -> Iterator[str]:
+def set_defaults(args: Namespace, adapters: int, rank: int, size: int = 0) -> Iterator[str]:
     """Complete `args` in place; yield a line for each setting that is not vLLM's own.
 
     Args:
         adapters: how many adapters are served from the start.
         rank: their largest LoRA rank, 0 if unknown.
+        size: bytes of the largest one, 0 if unknown.
     """
     from vllm.platforms import current_platform
 
     yield from _lora_defaults(args, adapters, rank)
+    yield from _host_defaults(args, adapters, size)
     if current_platform.is_cpu():
         yield from _cpu_defaults(args)
 
@@ -44,6 +48,16 @@ def _lora_defaults(args: Namespace, adapters: int, rank: int) -> Iterator[str]:
         args.max_lora_rank = next((r for r in RANKS if r >= max(rank, STOCK_RANK)), RANKS[-1])
         if args.max_lora_rank != STOCK_RANK:
             yield f"set --max-lora-rank {args.max_lora_rank}, for an adapter of rank {rank}"
+
+
+def _host_defaults(args: Namespace, adapters: int, size: int) -> Iterator[str]:
+    """Keep what leaves its slot on the host: by default vLLM reads it from disk again."""
+    if args.max_cpu_loras is not None or adapters <= args.max_loras:
+        return
+    fitting = _available_memory() // HOST_SHARE // (size * args.tensor_parallel_size) if size else adapters
+    if fitting > args.max_loras:
+        args.max_cpu_loras = min(adapters, fitting)
+        yield f"set --max-cpu-loras {args.max_cpu_loras}, for {adapters} adapters on {args.max_loras} slots"
 
 
 def _cpu_defaults(args: Namespace) -> Iterator[str]:

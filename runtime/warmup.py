@@ -16,14 +16,20 @@ from vllm.lora.layers import LogitsProcessorWithLoRA, VocabParallelEmbeddingWith
 from lorazor.runtime.active_loras import take_over
 from lorazor.runtime.lora_op import ActiveRows, add_linear, expand_op, shrink_op
 from lorazor.runtime.punica_gpu import KernelPunica
+from lorazor.runtime.slot_layout import stacks_of
+from lorazor.runtime.swaps import Swaps
 
 Launch = Callable[[ActiveRows, int], None]
 
 
 def take_over_and_warm_up(runner: Any) -> None:
-    """Give a loaded model our LoRA wrappers, with their kernels compiled."""
+    """Give a loaded model our LoRA wrappers, with their kernels compiled, and our way of swapping adapters."""
     manager = runner.lora_manager._adapter_manager
     take_over(manager)
+    parallel = runner.vllm_config.parallel_config
+    runner.swaps = Swaps(runner.lora_manager, parallel.tensor_parallel_size * parallel.data_parallel_size)
+    if runner.swaps.nbytes:
+        runner.model_memory_usage += runner.swaps.nbytes
     for wrapper in {id(w): w for w in manager.punica_wrapper_mapping.values()}.values():
         if isinstance(wrapper, KernelPunica):
             warm_up(wrapper)
@@ -55,7 +61,7 @@ def _work(wrapper: KernelPunica) -> Iterator[tuple[ActiveRows, list[Launch]]]:
     layers: dict[Any, Any] = {}
     for module in wrapper.manager.modules.values():
         if getattr(module, "punica_wrapper", None) is wrapper:
-            a, b = _stacks(module)
+            a, b = stacks_of(module)
             head = isinstance(module, LogitsProcessorWithLoRA)
             layers.setdefault((head, a[0].ndim, *(w.shape for w in (*a, *b)), a[0].dtype), module)
     heads = [m for m in layers.values() if isinstance(m, LogitsProcessorWithLoRA)]
@@ -65,13 +71,8 @@ def _work(wrapper: KernelPunica) -> Iterator[tuple[ActiveRows, list[Launch]]]:
     yield wrapper.samples, [launch for module in heads for launch in _launches(module, False)]
 
 
-def _stacks(module: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    a, b = module.lora_a_stacked, module.lora_b_stacked
-    return ([a], [b]) if isinstance(a, torch.Tensor) else (list(a), list(b))
-
-
 def _launches(module: Any, sharded: bool) -> Iterator[Launch]:
-    a, b = _stacks(module)
+    a, b = stacks_of(module)
     columns = sum(weight.shape[2] for weight in b)
     embedding = isinstance(module, VocabParallelEmbeddingWithLoRA)
     if not embedding and a[0].shape[2] == b[0].shape[3]:

@@ -15,6 +15,7 @@ from lorazor.runtime.punica import ActiveRowPunica
 from lorazor.runtime.request import ReleasableRequest
 from lorazor.runtime.runner import LoRazorRunner
 from lorazor.runtime.scheduler import LoRazorScheduler
+from lorazor.runtime.swaps import Swaps
 from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.tiny import (
     ON_V2,
@@ -113,12 +114,14 @@ def test_the_ledger_names_what_is_replaced(tiny: Tiny) -> None:
     (request,) = scheduler(llm).requests.values()
     llm.llm_engine.abort_request(["one"])
     runner = worker(llm).model_runner
-    wrappers = runner.lora_manager._adapter_manager.punica_wrapper_mapping.values()
+    manager = runner.lora_manager._adapter_manager
+    wrappers = manager.punica_wrapper_mapping.values()
     patched = [current_platform.check_and_update_config, InputProcessor._validate_params]
     found = {
         "check_and_update_config": [hasattr(patched[0], "lorazor_original")],
         "_validate_params": [hasattr(patched[1], "lorazor_original")],
         "__class__": [type(runner) is LoRazorRunner, type(request) is ReleasableRequest],
+        "activate_adapter": [type(manager.activate_adapter.__self__) is Swaps],
         "punica_wrapper": [all(type(w) is ActiveRowPunica for w in wrappers)],  # float32
     }
     v1 = [p for p in LEDGER if "V2" not in p.where or "V1" in p.where]

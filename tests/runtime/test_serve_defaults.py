@@ -19,6 +19,7 @@ def make_args(**given: Any) -> Namespace:
     nothing = {
         "enable_lora": False,
         "max_loras": None,
+        "max_cpu_loras": None,
         "max_lora_rank": None,
         "dtype": "auto",
         "kv_cache_memory_bytes": None,
@@ -63,6 +64,28 @@ def test_the_users_lora_settings_stay() -> None:
     args = make_args()
     list(set_defaults(args, adapters=0, rank=0))
     assert (args.enable_lora, args.max_loras, args.max_lora_rank) == (False, 1, 16)
+
+
+@pytest.mark.usefixtures("platform")
+def test_adapters_beside_the_slots_stay_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, as far as a quarter of the free memory holds them; the user's word stays."""
+    monkeypatch.setattr("lorazor.runtime.serve_defaults._available_memory", lambda: 4000)
+    for given, adapters, size, held in (
+        ({}, 20, 10, 20),
+        ({}, 20, 0, 20),
+        ({}, 200, 10, 100),
+        ({"tensor_parallel_size": 2}, 200, 10, 50),
+        ({}, 20, 500, None),
+        ({}, 8, 10, None),
+        ({"max_cpu_loras": 9}, 20, 10, 9),
+    ):
+        args = make_args(**given)
+        lines = list(set_defaults(args, adapters, rank=8, size=size))
+        assert args.max_cpu_loras == held
+        said = [f"set --max-cpu-loras {held}, for {adapters} adapters on 8 slots"]
+        assert [line for line in lines if "cpu-loras" in line] == (
+            said if held and not given.get("max_cpu_loras") else []
+        )
 
 
 def test_platform_defaults(platform: str) -> None:

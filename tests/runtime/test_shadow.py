@@ -33,6 +33,7 @@ from tests.runtime.tiny import (
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not ON_V2, reason="shadow rows are model runner V2's")]
 
 BLOCK, REQUESTS, BLOCKS = 16, 8, 40
+TOLERANCE = 1e-2 if torch.cuda.is_available() else 1e-3  # vLLM's float32 attention on CUDA multiplies in TF32
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def assert_exact(got: dict[int, torch.Tensor], reference: Reference, ask: Ask) -
     want = wanted(reference, ask)
     assert set(got) == set(want)
     for step, probe in got.items():
-        torch.testing.assert_close(probe, want[step], rtol=1e-3, atol=1e-4, msg=f"step {step}")
+        torch.testing.assert_close(probe, want[step], rtol=TOLERANCE, atol=TOLERANCE / 10)
 
 
 def test_exact_at_every_place_of_a_block(llm: Any, tiny: Tiny, reference: Reference, seen: Seen) -> None:

@@ -42,7 +42,6 @@ STUCK_STEPS = 3000  # a request that is still there after as many is not coming 
 GROWTH = 1.05
 PROMPTS = [prompt(k, length) for k, length in enumerate((2, 11, 20, 33, 40, 60))]
 LEAST = 200  # requests, however slow the machine
-SEQUENCES = 16
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +175,7 @@ def test_nothing_is_left_behind(llm: Any, tiny: Tiny) -> None:
     assert not scheduler(llm).requests
     core, manager = worker(llm).core, worker(llm).model_runner.lora_manager._adapter_manager
     assert core.status()["live_requests"] <= 1
-    assert len(core.followed._free) == 4 * SEQUENCES
+    assert len(core.followed._free) == core.followed.capacity
     assert scheduler(llm).kv_cache_manager.usage == 0.0
     slots = [i for i in manager.lora_index_to_id if i is not None]
     assert sorted(slots) == sorted(manager._active_adapters.cache)

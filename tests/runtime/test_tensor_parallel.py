@@ -13,6 +13,7 @@ from lorazor.policy.artifact import load_artifact
 from lorazor.runtime import ranks
 from lorazor.runtime.config import RuntimeConfig
 from lorazor.runtime.core import Admitted, ReleaseCore, Sampled
+from lorazor.runtime.step_news import StepNews
 from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.tiny import ON_V2, Ask, Reference, Tiny, assert_text, engine, prompt, released_at, run, tokens
 
@@ -30,7 +31,8 @@ def policy(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_ranks_give_the_text_of_one(tiny: Tiny, reference: Reference, policy: str) -> None:
     """Forced releases, the policy's, and none; three adapters take turns on two slots and come back."""
-    llm = engine(tiny, {"policy": policy}, tensor_parallel_size=2, distributed_executor_backend="mp")
+    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "max_cpu_loras": 3}
+    llm = engine(tiny, {"policy": policy}, **options)
     wanted = {None: 10, "never": None, 1: 1, 5: 5}
     for turn in range(2):
         asks = [Ask(prompt(9 * turn + k, 8 + 5 * k), "ab"[k % 2], list(wanted)[k % 4]) for k in range(8)]
@@ -44,6 +46,8 @@ def test_two_ranks_give_the_text_of_one(tiny: Tiny, reference: Reference, policy
     statuses = llm.collective_rpc("lorazor_status")
     probes, other = ({name: n for name, _, n in s["counts"]}.get("lorazor_probes_total", 0) for s in statuses)
     assert probes == other > 0
+    swaps = [{labels["way"]: n for name, labels, n in s["counts"] if name == "lorazor_swaps_total"} for s in statuses]
+    assert all(sum(ways.values()) > ways["stock"] for ways in swaps)  # each rank has images of its own shards
 
 
 def asked(tiny: Tiny, request_id: str, **extra: Any) -> Admitted:
@@ -99,7 +103,8 @@ def test_later_decisions_come_with_a_step(tiny: Tiny, cores: tuple[ReleaseCore, 
     assert (step.released, step.given_up) == ({"r1": 10}, ["r2"])
     assert all(core.wants_probe(i, 12) for core in cores for i in ("r1", "r2"))
     for core in cores:
-        ranks.take_in_decisions(core, SimpleNamespace(lorazor=({**step.released, "gone": 3}, step.given_up)))
+        news = StepNews({**step.released, "gone": 3}, step.given_up)
+        ranks.take_in_decisions(core, SimpleNamespace(lorazor=news))
         ranks.take_in_decisions(core, SimpleNamespace())
         assert core.boundary("r1") == 5 + 10 - 1
         assert not any(core.wants_probe(i, 12) for i in ("r1", "r2"))
