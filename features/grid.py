@@ -4,10 +4,21 @@ A decision at admission is written c = 0 and gives r = 1; a decision at decode s
 asynchronous scheduling the step after c is already on its way when the decision arrives.
 """
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 
 def is_decision_step(c: int, probe_interval: int) -> bool:
     """Whether decode step `c` (output tokens before it) is probed and may decide: c = 1 and the multiples of g."""
     return c == 1 or (c > 0 and c % probe_interval == 0)
+
+
+def is_decision_step_of_each(c: NDArray[np.integer[Any]], probe_interval: int) -> NDArray[np.bool_]:
+    """`is_decision_step` of an array of decode steps."""
+    found: NDArray[np.bool_] = (c == 1) | ((c > 0) & (c % probe_interval == 0))
+    return found
 
 
 def release_step(c: int) -> int:

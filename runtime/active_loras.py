@@ -61,6 +61,7 @@ class ActiveLoras:
     lora_manager: Any
     swaps: Swaps
     core: ReleaseCore
+    _applied: set[Any] | frozenset[Any] = frozenset()
 
     def look_ahead(self, scheduler_output: Any) -> None:
         """Hear from the scheduler which adapters wait for a slot. vLLM's warm-up makes steps without it."""
@@ -75,7 +76,7 @@ class ActiveLoras:
         wrapper = language_wrapper(self.lora_manager._adapter_manager)
         ours = isinstance(wrapper, KernelPunica) and mapping_type is LoRAMappingType.LANGUAGE
         if ours and wrapper.stock is None:
-            self.lora_manager._apply_adapters(requests)
+            self._apply(requests)
         else:
             plain = (tuple(np.asarray(ids).tolist()) for ids in (rows, tokens))
             super()._set_active_loras(*plain, requests, mapping_type)  # type: ignore[misc]
@@ -83,6 +84,14 @@ class ActiveLoras:
         if ours:
             wrapper.update(np.asarray(tokens, np.int64), np.asarray(rows, np.int64))
         self.swaps.prepare()
+
+    def _apply(self, requests: set[Any]) -> None:
+        """vLLM's `_apply_adapters`, which looks at every adapter anew, where something may have changed."""
+        active = self.lora_manager._adapter_manager._active_adapters
+        same = requests == self._applied and all(r.lora_int_id in active and not r.load_inplace for r in requests)
+        if not same:
+            self.lora_manager._apply_adapters(requests)
+            self._applied = requests
 
     def add_lora(self, lora_request: Any) -> bool:
         """Load an adapter from its files as they are now, whatever was read ahead."""

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lorazor.features.errors import InputError
-from lorazor.features.grid import boundary, is_decision_step
+from lorazor.features.grid import boundary, is_decision_step, is_decision_step_of_each
 from lorazor.policy.artifact import Artifact
 from lorazor.policy.manifest import TaskPolicy
 from lorazor.policy.rule import Choice, Options, ReleaseRule, choose, parse_options
@@ -173,9 +175,10 @@ class ReleaseCore:
         """Whether this request was admitted and has not finished."""
         return request_id in self._live
 
-    def next_step(self, request_id: str) -> int:
-        """c of the next step of this request that has not been observed."""
-        return self._live[request_id][0].output_tokens
+    def unobserved(self, ids: Sequence[str], steps: Sequence[int]) -> list[int]:
+        """The rows, of these requests at these c, whose step has not been observed yet."""
+        found = [self._live.get(i) for i in ids]
+        return [k for k, live in enumerate(found) if live is not None and steps[k] >= live[0].output_tokens]
 
     def boundary(self, request_id: str) -> int | None:
         """The first position of a released request that runs without its adapter; None while it keeps it."""
@@ -185,6 +188,16 @@ class ReleaseCore:
     def wants_signals(self, request_id: str) -> bool:
         """Whether the signals of this request's next token will be used."""
         return (self.followed is not None and request_id in self.followed) or request_id in self.recorder
+
+    def wanting(self, ids: Sequence[str]) -> list[int]:
+        """The rows of these requests for which `wants_signals`."""
+        followed: Container[str] = () if self.followed is None else self.followed
+        return [k for k, request_id in enumerate(ids) if request_id in followed or request_id in self.recorder]
+
+    def may_probe(self, steps: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+        """Where `wants_probe` may say so: at decision steps."""
+        g = self.probe_interval
+        return np.zeros(len(steps), np.bool_) if g is None else is_decision_step_of_each(steps, g)
 
     def wants_probe(self, request_id: str, c: int) -> bool:
         """Whether decode step `c` of this request should be probed."""

@@ -14,10 +14,12 @@ class Counters:
     def __init__(self) -> None:
         self._totals: Counter[str] = Counter()
         self._deltas: Counter[str] = Counter()
+        self._keys: dict[tuple[str, ...], str] = {}
 
     def add(self, name: str, by: int = 1, **labels: str) -> None:
         """Add to a counter."""
-        key = encode_delta(name, labels)
+        known = (name, *labels, *labels.values())
+        key = self._keys.get(known) or self._keys.setdefault(known, encode_delta(name, labels))
         self._totals[key] += by
         self._deltas[key] += by
 

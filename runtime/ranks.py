@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from vllm.distributed import get_tp_group
@@ -17,9 +18,11 @@ def agree_on_admissions(core: ReleaseCore) -> None:
         core.take_in(group.broadcast_object(core.admission_releases() if core.decides else None))
 
 
-def take_in_decisions(core: ReleaseCore, scheduler_output: Any) -> None:
-    """Take in what the scheduler was told since its last step."""
+def take_in_decisions(core: ReleaseCore, scheduler_output: Any) -> Collection[str]:
+    """Take in what the scheduler was told since its last step; the requests that were released."""
     # vLLM's warm-up makes steps without its scheduler.
     news: StepNews | None = getattr(scheduler_output, "lorazor", None)
-    if news is not None:
-        core.take_in(news.released, news.given_up)
+    if news is None:
+        return ()
+    core.take_in(news.released, news.given_up)
+    return news.released.keys()

@@ -9,7 +9,7 @@ no text. Signals are taken on the device, of the logits before the sampler; ther
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,7 @@ class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
         self._probed: Probed | None = None
         self._probes_work = self._tell_of_signals = True
         self._sampling = False
+        self._wanting: Sequence[int] = ()
         self._raw: torch.Tensor | None = None
         self._pending: Pending | None = None
         self._leaving: set[int] = set()
@@ -95,6 +96,7 @@ class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
                 self._admit(new)
             if fresh:
                 agree_on_admissions(self.core)
+            self._take_boundaries(new.req_id for new in with_adapter)
 
     def _admit(self, new: Any) -> None:
         self.core.admit(
@@ -125,27 +127,34 @@ class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
         super().update_requests(scheduler_output)
         self.look_ahead(scheduler_output)
         with self.core.lock:
-            take_in_decisions(self.core, scheduler_output)
+            self._take_boundaries(take_in_decisions(self.core, scheduler_output))
             self._map(scheduler_output)
 
+    def _take_boundaries(self, released: Iterable[str]) -> None:
+        for request_id in released:
+            place = self.req_states.req_id_to_index.get(request_id)
+            boundary = self.core.boundary(request_id) if self.core.follows(request_id) else None
+            if place is not None and boundary is not None:
+                self.lora_state.boundaries[place] = boundary
+
     def _map(self, scheduler_output: Any) -> None:
-        state, self._to_probe, self._probed = self.lora_state, set(), None
-        state.active = {}
-        for request_id, count in scheduler_output.num_scheduled_tokens.items():
-            if request_id not in state.lora_requests:
-                continue
-            index = self.req_states.req_id_to_index[request_id]
-            start = int(self.req_states.num_computed_tokens_np[index])
-            boundary = self.core.boundary(request_id)
-            state.active[request_id] = count if boundary is None else min(max(boundary - start, 0), count)
-            c = start + 1 - int(self.req_states.prompt_len.np[index])
-            if count == 1 and state.active[request_id] and self.core.wants_probe(request_id, c):
-                self._to_probe.add(request_id)
-        if self._to_probe and self._add_shadows(scheduler_output, self._to_probe):
-            self.core.counters.add("lorazor_probes_total", len(self._to_probe))
+        table, scheduled = self.req_states, scheduler_output.num_scheduled_tokens
+        ids, n = list(scheduled), len(scheduled)
+        places = np.fromiter((table.req_id_to_index[i] for i in ids), np.int64, n)
+        counts = np.fromiter(scheduled.values(), np.int64, n)
+        computed = table.num_computed_tokens_np[places]
+        kept = self.lora_state.plan(ids, places, counts, computed)
+        steps = computed + 1 - table.prompt_len.np[places]
+        one_token = np.flatnonzero((counts == 1) & (kept == 1) & self.core.may_probe(steps))
+        self._plan_probes(scheduler_output, {ids[k] for k in one_token if self.core.wants_probe(ids[k], int(steps[k]))})
+        self.core.counters.add("lorazor_active_rows", int((kept > 0).sum()))
+        self.core.counters.add("lorazor_rows", int((self.lora_state.lora_ids[places] > 0).sum()))
+
+    def _plan_probes(self, scheduler_output: Any, due: set[str]) -> None:
+        self._to_probe, self._probed = due, None
+        if due and self._add_shadows(scheduler_output, due):
+            self.core.counters.add("lorazor_probes_total", len(due))
             self._to_probe = set()
-        self.core.counters.add("lorazor_active_rows", sum(map(bool, state.active.values())))
-        self.core.counters.add("lorazor_rows", len(state.active))
 
     def _set_active_loras(self, rows: Any, tokens: Any, requests: set[Any], *args: Any) -> None:
         self._mapping = rows, tokens, requests, *args
@@ -182,7 +191,8 @@ class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
     def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
         """Sample, and start what the raw logits say on its way home."""
         self._raw, shadows = None, self._drop_shadows(input_batch)
-        self._sampling = shadows or (self.core.decides and any(map(self.core.wants_signals, input_batch.req_ids)))
+        self._wanting = self.core.wanting(input_batch.req_ids) if self.core.decides else []
+        self._sampling = shadows or bool(self._wanting)
         try:
             sampled = super().sample(hidden_states, input_batch, grammar_output)
         finally:
@@ -196,7 +206,7 @@ class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
         prompt = self.req_states.prompt_len.np[batch.idx_mapping_np[: len(ids)]]
         steps = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)] - prompt
         probed, raw = set(self._probed.rows) if self._probed is not None else set(), self._raw
-        pending = Pending(ids, [int(c) for c in steps], probed, None)
+        pending = Pending(ids, steps.tolist(), probed, None)
         self._raw = None
         try:
             sent = self._outcome(pending, raw, tokens[:, 0])
@@ -210,8 +220,8 @@ class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
         policy = self.device_policy
         if raw is None:
             return ()
-        listed = [k for k, request_id in enumerate(step.ids) if self.core.wants_signals(request_id)]
-        wanted, probed = set(listed), self._probed
+        listed, probed = self._wanting, self._probed
+        wanted = set(listed)
         pairs = [pair for pair in probed.rows.values() if pair[0] in wanted] if probed else []
         windows = self.core.followed.windows(step.ids, step.steps) if policy and self.core.followed else None
         plan = StepPlan(listed, pairs, windows, self.max_num_reqs, raw.device)
@@ -257,11 +267,7 @@ class ReleaseRunner(Unloading, ShadowRows, ActiveLoras, StockRunner):
 
     def _observe(self, sampled: list[list[int]], pending: Pending, home: tuple[torch.Tensor, ...]) -> None:
         # A step whose output vLLM dropped (preempted meanwhile) is made again and counts once.
-        rows = [
-            k
-            for k, request_id in enumerate(pending.ids)
-            if sampled[k] and self.core.follows(request_id) and pending.steps[k] >= self.core.next_step(request_id)
-        ]
+        rows = [k for k in self.core.unobserved(pending.ids, pending.steps) if sampled[k]]
         ids, steps = [pending.ids[k] for k in rows], [pending.steps[k] for k in rows]
         if len(home) == 2:
             signals, probes = home

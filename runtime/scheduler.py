@@ -91,7 +91,7 @@ class LoRazorScheduler(Scheduler):
         for engine_outputs in outputs.values():
             for output in engine_outputs.outputs:
                 request = touched.get(output.request_id)
-                if isinstance(request, ReleasableRequest):
+                if isinstance(request, ReleasableRequest) and _may_be_last(output, request):
                     params = output.kv_transfer_params or {}
                     output.kv_transfer_params = {**params, "lorazor": self._report(request)}
         return outputs
@@ -129,6 +129,11 @@ class LoRazorScheduler(Scheduler):
             stats.running_lora_adapters = {**stats.running_lora_adapters, **self._counts}
             self._counts.clear()
         return stats
+
+
+def _may_be_last(output: Any, request: ReleasableRequest) -> bool:
+    """Whether this output may end its request: a stop string is found by the API process, which asks no further."""
+    return output.finish_reason is not None or bool(request.sampling_params.stop)
 
 
 class LoRazorAsyncScheduler(LoRazorScheduler, AsyncScheduler):

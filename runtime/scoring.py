@@ -33,7 +33,7 @@ class Followed:
         self._serials, self._requests = np.full(capacity, -1, np.int32), np.zeros((3, capacity), np.float32)
         self._serial = 0
 
-    def __contains__(self, request_id: str) -> bool:
+    def __contains__(self, request_id: object) -> bool:
         return request_id in self._rows
 
     def start(self, request_id: str, task: str, prompt_tokens: int, max_tokens: int) -> bool:

@@ -101,6 +101,7 @@ class ShadowRows:
                 del index[i + SHADOW]
         if self._shadows:
             self._first_shadow = self._batch.req_ids.index(self._shadows[0] + SHADOW)
+        self.lora_state.shadows = self._rows()  # type: ignore[attr-defined]
         return self._batch
 
     def prepare_attn(self, input_batch: Any) -> Any:

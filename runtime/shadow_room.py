@@ -10,8 +10,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-# A step in which more rows are due is probed over the whole batch.
-MOST_SHADOWS = 32
+# A step in which more rows are due is probed over the whole batch. Twice the rows cost far less than a second pass.
+MOST_SHADOWS = 128
 # In additional_config, so that it reaches every process, and that a config prepared twice is widened once.
 KEY = "lorazor_shadow_rows"
 

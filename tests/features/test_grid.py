@@ -1,10 +1,18 @@
 """The arithmetic of decision and release steps, against the words of the design."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorazor.features.grid import boundary, decision_steps, is_decision_step, release_grid, release_step
+from lorazor.features.grid import (
+    boundary,
+    decision_steps,
+    is_decision_step,
+    is_decision_step_of_each,
+    release_grid,
+    release_step,
+)
 
 
 def test_release_grid_is_the_designs() -> None:
@@ -34,6 +42,13 @@ def test_decision_steps_ascend_and_are_decision_steps(length: int, interval: int
     assert all(is_decision_step(c, interval) for c in steps[1:])
     assert all(release_step(c) < length for c in steps)
     assert [release_step(c) for c in steps] == release_grid(length, interval)
+
+
+@given(st.lists(st.integers(-5, 200)), st.integers(1, 64))
+def test_decision_steps_of_an_array(steps: list[int], interval: int) -> None:
+    """The array's answer is that of each step."""
+    found = is_decision_step_of_each(np.array(steps, np.int64), interval)
+    assert found.tolist() == [is_decision_step(c, interval) for c in steps]
 
 
 def test_boundary() -> None:
