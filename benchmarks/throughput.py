@@ -1,15 +1,16 @@
 """Output tokens per second of `vllm.LLM`: stock, and LoRazor with rows that let go of their adapters; taking turns.
 
-    python benchmarks/throughput.py --out throughput.csv      # 8 adapters of rank 16, resident
-    python benchmarks/throughput.py --adapters 64 --max-loras 8 --stock-loras 64 --out contended.csv
+    python benchmarks/throughput.py --out throughput.csv                         # 8 adapters of rank 16, resident
+    python benchmarks/throughput.py --adapters 64 --max-loras 8 --out more.csv   # also 64 adapters that share 8 slots
 
 A Llama-3.1-8B shape with dummy weights in bfloat16, random adapters on every linear layer, fixed lengths; all engines
 live on the GPU at the same time. Loads:
 
-    steady    requests queue up, the first `sequences` of them with lengths from 1/sequences of the output upwards, so
-              that rows are at different steps from then on; counted is the time from the end of the first wave until
-              fewer requests are left than run at once (with fewer slots than adapters: the whole time)
-    lockstep  `sequences` requests at once, all of one length: the whole time
+    steady      requests queue up, the first `sequences` of them with lengths from 1/sequences of the output upwards, so
+                that rows are at different steps from then on; as many adapters as slots; counted is the time from the
+                end of the first wave until fewer requests are left than run at once
+    contended   the same with all adapters, if there are more than slots; the whole time
+    lockstep    `sequences` requests at once, all of one length; as many adapters as slots; the whole time
 
 Arms: `stock`; `stock, best` (the tile sizes of benchmarks/stock_configs, and `--stock-loras` slots); `never` (LoRazor,
 nobody released); `released` (the same engine; `--never` of the requests keep their adapter, the others let go at a step
@@ -23,6 +24,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -34,7 +36,9 @@ from throughput_model import VOCABULARY, make_adapter, make_base, make_policy
 from lorazor.training.bench_release import ReleaseSteps
 
 TUNED = Path(__file__).parent / "stock_configs"
+SIXTEENTHS = (4, 8, 12, 14, 15, 16, 17, 18, 20, 24, 28, 32, 33, 34, 36, 40, 48, 49, 50, 52, 64)
 DISTINCT = 8  # adapters with weights of their own; more names share them
+START = time.monotonic()
 ARMS = {"stock": "stock", "stock, best": "best", "never": "ours", "released": "ours", "policy": "policy"}
 
 
@@ -56,10 +60,8 @@ def engine_options(base: Path, options: argparse.Namespace, slots: int) -> dict[
         "enable_prefix_caching": False,
         "gpu_memory_utilization": 0.2,
         "kv_cache_memory_bytes": options.kv_gib << 30,  # given, so that no engine measures what others leave
-        # Decode steps, decode steps beside one to three prompts, and those with shadow rows for probes.
-        "compilation_config": {
-            "cudagraph_capture_sizes": [1, n // 4, n // 2, 3 * n // 4, n, n + 8, n + 16, 2 * n, 3 * n, 4 * n]
-        },
+        # Decode steps, those beside one to three prompts, and both with shadow rows for probes.
+        "compilation_config": {"cudagraph_capture_sizes": [1, *(round(n * k / 16) for k in SIXTEENTHS)]},
         "seed": 0,
     }
 
@@ -95,11 +97,12 @@ def asks_of(options: argparse.Namespace, load: str, arm: str, seed: int) -> list
     """The requests of one turn: the same in every arm but for adapter and release."""
     draw, n = Random(seed), options.sequences
     steps = ReleaseSteps(1, options.share, options.never)
+    adapters = options.adapters if load == "contended" else min(options.adapters, slots_of(options, "ours"))
     asks = []
-    for k in range(options.requests if load == "steady" else n):
+    for k in range(n if load == "lockstep" else options.requests):
         prompt, step = draw.choices(range(10, VOCABULARY - 10), k=options.prompt), steps.draw(draw, options.output)
-        tokens = max(1, options.output * (k + 1) // n) if load == "steady" and k < n else options.output
-        asks.append({"prompt": prompt, "adapter": f"a{k % options.adapters}", "tokens": tokens})
+        tokens = max(1, options.output * (k + 1) // n) if load != "lockstep" and k < n else options.output
+        asks.append({"prompt": prompt, "adapter": f"a{k % adapters}", "tokens": tokens})
         if arm == "base":
             asks[-1]["adapter"] = None
         if arm in ("released", "never"):
@@ -107,31 +110,31 @@ def asks_of(options: argparse.Namespace, load: str, arm: str, seed: int) -> list
     return asks
 
 
-def measure(engines: dict[str, Engine], options: argparse.Namespace, arms: list[str]) -> list[dict[str, Any]]:
-    """One row for each load and arm; another arm begins each round, and a short one before warms up."""
+def measure(engines: dict[str, Engine], options: argparse.Namespace, arms: list[str]) -> dict[tuple[str, str], Any]:
+    """Tokens per second by load and arm, a number for each round; another arm begins each round."""
     for engine in engines.values():
         engine.run(asks=asks_of(options, "lockstep", "stock", -1), first=0, last=0)
-    rows = []
-    for load in ("steady", "lockstep"):
-        contended = 0 < options.max_loras < options.adapters
-        window = (options.sequences, options.sequences) if load == "steady" and not contended else (0, 0)
-        found: dict[str, list[float]] = {arm: [] for arm in arms}
-        for turn in range(options.rounds):
+    found: dict[tuple[str, str], list[float]] = {}
+    for turn in range(options.rounds):
+        for load in options.loads:
+            kept = options.sequences if load == "steady" else 0
             for arm in (*arms[turn % len(arms) :], *arms[: turn % len(arms)]):
+                if time.monotonic() - START > options.seconds:
+                    return found
                 asks = asks_of(options, load, arm, turn)
-                answer = engines[ARMS.get(arm, "ours")].run(asks=asks, first=window[0], last=window[1])
-                found[arm].append(answer["tokens"] / answer["seconds"])
-                print(load, arm, round(found[arm][-1]), flush=True)
-        for arm, values in found.items():
-            about = {
-                "adapters": options.adapters,
-                "rank": options.rank,
-                "slots": slots_of(options, ARMS.get(arm, "ours")),
-            }
-            about |= {"sequences": options.sequences}
-            about |= {"prompt": options.prompt, "output": options.output, "load": load, "path": arm}
-            rows.append(about | {"tokens_per_s": median(values), "rounds": json.dumps([round(v) for v in values])})
-    return rows
+                answer = engines[ARMS.get(arm, "ours")].run(asks=asks, first=kept, last=kept)
+                found.setdefault((load, arm), []).append(answer["tokens"] / answer["seconds"])
+                print(load, arm, round(found[load, arm][-1]), flush=True)
+    return found
+
+
+def row_of(options: argparse.Namespace, load: str, arm: str, values: list[float]) -> dict[str, Any]:
+    """One row of the table."""
+    slots = slots_of(options, ARMS.get(arm, "ours"))
+    adapters = options.adapters if load == "contended" else min(options.adapters, slots_of(options, "ours"))
+    about = {"adapters": adapters, "rank": options.rank, "slots": slots, "sequences": options.sequences}
+    about |= {"prompt": options.prompt, "output": options.output, "load": load, "path": arm}
+    return about | {"tokens_per_s": median(values), "rounds": json.dumps([round(v) for v in values])}
 
 
 def parse() -> argparse.Namespace:
@@ -148,8 +151,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--never", type=float, default=0.15)
     parser.add_argument("--interval", type=int, default=16)
     parser.add_argument("--arms", default="stock;stock, best;never;released;policy;base", help="separated by ;")
+    parser.add_argument("--loads", default="", help="separated by ;  default: all that apply")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing more after this time")
     parser.add_argument("--out", type=Path, default=Path("throughput.csv"))
-    return parser.parse_args()
+    options = parser.parse_args()
+    contended = 0 < options.max_loras < options.adapters
+    loads = ["steady", *(["contended"] if contended else []), "lockstep"]
+    options.loads = options.loads.split(";") if options.loads else loads
+    return options
 
 
 def main() -> None:
@@ -161,13 +170,14 @@ def main() -> None:
         sys.exit(f"--arms must be among {', '.join(ARMS)} and base, got {unknown[0]}")
     with tempfile.TemporaryDirectory() as scratch:
         engines = start_engines(Path(scratch), options, [arm for arm in arms if arm in ARMS])
-        rows = measure(engines, options, arms)
+        found = measure(engines, options, arms)
         for engine in engines.values():
             engine.close()
     made = provenance()
+    rows = [row_of(options, load, arm, values) for (load, arm), values in found.items()]
     write_rows(options.out, [row | made for row in rows])
     for row in rows:
-        print(f"{row['load']:9}{row['path']:14}{row['tokens_per_s']:9.0f}  {row['rounds']}")
+        print(f"{row['load']:10}{row['path']:14}{row['tokens_per_s']:9.0f}  {row['rounds']}")
 
 
 if __name__ == "__main__":
