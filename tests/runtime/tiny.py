@@ -19,9 +19,8 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 # Which model runner the tests run on (see v2_on_cpu.py), where its parts are, and whether its steps overlap.
 ON_V2 = os.environ.get("LORAZOR_TEST_RUNNER", "").startswith("v2")
-RUNNER = "lorazor.runtime.runner_v2" if ON_V2 else "lorazor.runtime.runner"
-PROBING = "lorazor.runtime.scratch.Scratch.place" if ON_V2 else f"{RUNNER}.base_logits"
-SIGNALS = f"{RUNNER}.step_signals" if ON_V2 else f"{RUNNER}.adapter_signals"
+PROBING = "lorazor.runtime.scratch.Scratch.place" if ON_V2 else "lorazor.runtime.runner.base_logits"
+SIGNALS = "lorazor.runtime.decisions.step_signals" if ON_V2 else "lorazor.runtime.runner.adapter_signals"
 OVERLAP = int(os.environ.get("LORAZOR_TEST_RUNNER") == "v2-async")
 
 
