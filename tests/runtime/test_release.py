@@ -229,3 +229,16 @@ def test_abort_leaves_nothing_behind(llm: Any, tiny: Tiny) -> None:
     run(llm, tiny, [Ask(prompt(1, 4), tokens=2)])
     assert worker(llm).core.status()["live_requests"] == 0
     assert not scheduler(llm).requests
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ON_V2 and not torch.cuda.is_available(), reason="thousands of interpreted steps take minutes")
+def test_long_outputs(tiny: Tiny, reference: Reference) -> None:
+    """4,000 tokens, released late, beside short requests that come and go: the reference's text to the end."""
+    llm = engine(tiny, {}, max_model_len=4096, max_num_seqs=4)
+    asks = [Ask(prompt(1, 10), "a", 1500, tokens=4000)]
+    asks += [Ask(prompt(2 + k, 10), "b", 1 + 40 * k, tokens=400) for k in range(8)]
+    outputs = run(llm, tiny, asks)
+    for ask, output in zip(asks[:2], outputs, strict=False):
+        assert released_at(output) == ask.release
+        assert_text(tokens(output), reference, ask)
