@@ -1,4 +1,4 @@
-"""Waiting requests, kept by adapter, and whose turn it is for an adapter slot.
+"""Waiting requests, kept by adapter.
 
 vLLM's loop looks at every request of its queues in every step and puts aside those that get no slot. These queues show
 it only requests that may come in, so a step costs as much as there are adapters waiting, not requests.
@@ -9,23 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, count
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from lorazor.runtime.slot_turns import Turn
+
 # The key of requests that wait for no slot: they have no adapter, or something else keeps them out (see `key_of`).
 NO_SLOT = 0
-
-
-class Turn(NamedTuple):
-    """A waiting adapter: where its first request stands among others', since when that waits, its id, the request."""
-
-    priority: int
-    since: float
-    adapter: int
-    request: Any
 
 
 def key_of(request: Any) -> int:
@@ -52,10 +45,11 @@ class AdapterQueue(RequestQueue):
         self._let_in, self._fronts = let_in, None
 
     def turns(self) -> list[Turn]:
-        """The adapters that wait, seen or not, in no order."""
+        """The adapters that wait, seen or not, the one first in turn first."""
         if self._turns is None:
             firsts = [(key, heap[0][1]) for key, heap in self._heaps.items() if key != NO_SLOT]
-            self._turns = [Turn(r.priority if self._by_priority else 0, r.arrival_time, key, r) for key, r in firsts]
+            turns = [Turn(r.priority if self._by_priority else 0, r.arrival_time, key, r) for key, r in firsts]
+            self._turns = sorted(turns)
         return self._turns
 
     def _seen(self) -> list[tuple[Any, int]]:
@@ -136,29 +130,3 @@ class AdapterQueue(RequestQueue):
         """All, seen or not, in order."""
         entries = sorted(chain.from_iterable(self._heaps.values()), key=itemgetter(0))
         return (request for _, request in entries)
-
-
-def in_turn(queues: Iterable[AdapterQueue], resident: Collection[int]) -> list[Turn]:
-    """The waiting adapters that are not resident, the next one for a slot first."""
-    first: dict[int, Turn] = {}
-    for turn in sorted(chain.from_iterable(queue.turns() for queue in queues), key=itemgetter(0, 1)):
-        if turn.adapter not in resident:
-            first.setdefault(turn.adapter, turn)
-    return list(first.values())
-
-
-def let_in(turns: list[Turn], resident: set[int], slots: int, late: float) -> set[int] | None:
-    """The adapters of which requests may come in, None = any: the resident ones and the next for free slots.
-
-    One that has waited since before `late` is the next. While no slot is free for it, none may, so that resident ones
-    drain.
-    """
-    free = slots - len(resident)
-    if len(turns) <= free:
-        return None
-    oldest = min(turns, key=attrgetter("since"))
-    if oldest.since < late:
-        if free <= 0:
-            return set()
-        turns = [oldest, *(turn for turn in turns if turn is not oldest)]
-    return resident | {turn.adapter for turn in turns[:free]}

@@ -14,11 +14,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from lorazor.features.grid import boundary
-from lorazor.runtime.adapter_queue import AdapterQueue, Turn, in_turn, let_in
+from lorazor.runtime.adapter_queue import AdapterQueue
 from lorazor.runtime.core import StepReport
 from lorazor.runtime.ids import public_id, sibling
 from lorazor.runtime.request import ReleasableRequest, adopt
 from lorazor.runtime.shadow_room import leave_room
+from lorazor.runtime.slot_turns import Turn, in_turn, let_in, residents
 from lorazor.runtime.step_news import StepNews, upcoming
 
 # Requests of resident adapters are held back once another adapter has waited this long for a slot.
@@ -60,12 +61,13 @@ class LoRazorScheduler(Scheduler):
 
     def _open(self) -> list[Turn]:
         """Show the step's requests; the adapters that wait for a slot, the next one first."""
-        queues = (self.skipped_waiting, self.waiting)
-        if not any(queue.turns() for queue in queues):
+        asking = self.skipped_waiting.turns() + self.waiting.turns()
+        if not asking:
             return []
-        resident = {lora.lora_int_id for request in self.running if (lora := request.lora_request)}
-        turns = in_turn(queues, resident)
-        self._show(let_in(turns, resident, self.lora_config.max_loras, time.time() - STARVATION_SECONDS))
+        slots = self.lora_config.max_loras
+        resident = residents(self.running, slots)
+        turns = in_turn(asking, resident)
+        self._show(let_in(turns, resident, slots, time.time() - STARVATION_SECONDS))
         return turns
 
     def _show(self, adapters: set[int] | None) -> None:

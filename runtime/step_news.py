@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from lorazor.runtime.adapter_queue import Turn
+from lorazor.runtime.slot_turns import Turn
 
 # Adapters named: the next one to get a slot, and one more.
 NAMED = 2

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 from vllm.v1.request import RequestStatus
 
-from lorazor.runtime.adapter_queue import NO_SLOT, AdapterQueue, in_turn, key_of, let_in
+from lorazor.runtime.adapter_queue import NO_SLOT, AdapterQueue, key_of
+from lorazor.runtime.slot_turns import in_turn, let_in, residents
 from lorazor.runtime.step_news import upcoming
 
 pytestmark = pytest.mark.vllm
@@ -168,9 +169,9 @@ def test_adapters_come_in_turn() -> None:
     """The adapter whose first request waits longest is first; resident ones and blocked requests ask for no slot."""
     skipped = filled([asked(9, 5), asked(1, 6, blocked=True)])
     waiting = filled([asked(2, 7), asked(3, 5), asked(4, 8), asked(5, 7), asked(6)])
-    assert ids(in_turn((skipped, waiting), set())) == [7, 5, 8]
-    assert ids(in_turn((skipped, waiting), {7})) == [5, 8]
-    assert ids(in_turn((filled([]), filled([])), {7})) == []
+    assert ids(in_turn(skipped.turns() + waiting.turns(), set())) == [7, 5, 8]
+    assert ids(in_turn(skipped.turns() + waiting.turns(), {7})) == [5, 8]
+    assert ids(in_turn([], {7})) == []
 
 
 def test_under_priorities_they_come_by_priority() -> None:
@@ -178,7 +179,7 @@ def test_under_priorities_they_come_by_priority() -> None:
     queue = filled(
         [asked(1, 1, priority=2), asked(2, 2, priority=1), asked(3, 3, priority=1)], SchedulingPolicy.PRIORITY
     )
-    turns = in_turn((queue,), set())
+    turns = in_turn(queue.turns(), set())
     assert ids(turns) == [2, 3, 1]
     assert let_in(turns, {9}, 2, late=0) == {9, 2}
     assert let_in(turns, {9}, 2, late=2) == {9, 1}
@@ -187,28 +188,71 @@ def test_under_priorities_they_come_by_priority() -> None:
 def test_who_comes_in() -> None:
     """Everybody, if there is a slot for everybody; else the resident ones and the next; nobody while one
     starves."""
-    turns = in_turn((filled([asked(1, 1), asked(2, 2)]),), {8, 9})
+    turns = in_turn(filled([asked(1, 1), asked(2, 2)]).turns(), {8, 9})
     assert let_in(turns, {8, 9}, 4, late=5) is None
     assert let_in(turns, {8, 9}, 3, late=0) == {8, 9, 1}
     assert let_in(turns, {8, 9}, 2, late=0) == {8, 9}
     assert let_in(turns, {8, 9}, 2, late=2) == set()
 
 
+def test_resident_adapters() -> None:
+    """Those that running requests hold; once as many are found as there are slots, no further is looked at."""
+    running = [asked(0, 1), asked(1), asked(2, 2), asked(3, 2), asked(4)]
+    assert residents(running, 3) == residents(running, 2) == {1, 2}
+    Asked.looks = 0
+    assert residents(running, 1) == {2}
+    assert Asked.looks == 2
+
+
 def test_upcoming_adapters() -> None:
     """The next two that the step did not admit."""
     requests = [asked(k, 1 + k) for k in range(4)]
-    turns = in_turn((filled(requests),), set())
+    turns = in_turn(filled(requests).turns(), set())
     assert upcoming(turns, []) == [requests[0].lora_request, requests[1].lora_request]
     assert upcoming(turns, [requests[0], asked(9)]) == [requests[1].lora_request, requests[2].lora_request]
     assert upcoming(turns, requests) == []
 
 
+@given(
+    adapters=st.lists(st.integers(0, 6), max_size=30),
+    slots=st.integers(1, 3),
+    seats=st.integers(1, 5),
+    steps=st.integers(1, 4),
+    patience=st.integers(0, 30),
+)
+def test_everybody_comes_in_in_turn(adapters: list[int], slots: int, seats: int, steps: int, patience: int) -> None:
+    """One request arrives a step and runs for `steps`: all come in, an adapter's in order, adapters in their turn."""
+    coming, queue, now = (
+        [asked(k, adapter) for k, adapter in enumerate(adapters)],
+        AdapterQueue(SchedulingPolicy.FCFS),
+        0,
+    )
+    running: list[tuple[Asked, int]] = []
+    came: list[Asked] = []
+    while len(came) < len(coming):
+        for request in coming[now : now + 1]:
+            queue.add_request(request)
+        running = [(request, end) for request, end in running if end > now]
+        resident = {key_of(request) for request, _ in running} - {NO_SLOT}
+        turns = in_turn(queue.turns(), resident)
+        next_ones = {NO_SLOT, *resident, *ids(turns[: slots - len(resident)])}
+        queue.show(let_in(turns, resident, slots, now - patience))
+        while queue and len(running) < seats:
+            came.append(queue.pop_request())
+            running.append((came[-1], now + steps))
+            assert key_of(came[-1]) in next_ones
+        queue.show(None)
+        now += 1
+        assert now <= len(coming) * (steps + 1)
+    for adapter in set(adapters):
+        assert [r for r in came if key_of(r) == adapter] == [r for r in coming if key_of(r) == adapter]
+
+
 def looks_of_a_step(each: int) -> int:
     """How often a step looks at requests: 40 adapters, 2 of them resident, with `each` requests; 6 are admitted."""
-    waiting, skipped = filled(asked(k, 1 + k % 40) for k in range(40 * each)), filled([])
+    waiting = filled(asked(k, 1 + k % 40) for k in range(40 * each))
     Asked.looks = 0
-    for queue in (waiting, skipped):
-        queue.show(let_in(in_turn((skipped, waiting), {1, 2}), {1, 2}, 4, late=0))
+    waiting.show(let_in(in_turn(waiting.turns(), {1, 2}), {1, 2}, 4, late=0))
     for _ in range(6):
         assert waiting
         assert key_of(waiting.peek_request()) <= 4

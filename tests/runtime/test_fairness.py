@@ -145,6 +145,25 @@ def test_many_adapters_share_the_slots(
     assert len(asks) <= len(looked_at) // 2 <= 1.2 * len(asks)  # peek and pop
 
 
+def test_priorities(many: Tiny, reference: Reference) -> None:
+    """Under vLLM's other policy every text is right, and the most urgent adapter comes in first."""
+    llm = engine(many, {}, max_loras=SLOTS, max_cpu_loras=ADAPTERS, scheduling_policy="priority", max_num_seqs=2)
+    asks = asks_of(many)
+    first: list[int] = []
+    for k, ask in enumerate(asks):
+        ids = {"prompt_token_ids": list(ask.prompt)}
+        llm.llm_engine.add_request(
+            str(k), ids, ask.params(), lora_request=lora(many, ask.adapter), priority=int(ask.adapter != "z5")
+        )
+    outputs: dict[str, Any] = {}
+    while llm.llm_engine.has_unfinished_requests():
+        for output in llm.llm_engine.step():
+            first += [int(output.request_id)] if output.request_id not in outputs else []
+            outputs[output.request_id] = output
+    assert {asks[k].adapter for k in first[:3]} == {"z5"}
+    assert_texts(many, reference, asks, [outputs[str(k)] for k in range(len(asks))])
+
+
 def test_requests_that_wait_for_a_grammar_get_no_slot_before_others(
     llm: Any, many: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
