@@ -70,6 +70,13 @@ LEDGER = (
         "Request has a hook for the adapter in use",
     ),
     Patch(
+        "the scheduler (instance)",
+        "waiting",
+        "stock looks in every step at every request that gets no adapter slot, and lets resident adapters overtake",
+        "vLLM's queues know adapters",
+    ),
+    Patch("the scheduler (instance)", "skipped_waiting", "as `waiting`", "as `waiting`"),
+    Patch(
         "the worker's LoRA model manager (instance)",
         "activate_adapter",
         "stock fills a slot with hundreds of copies in the middle of a step; ours, from an image made beforehand",

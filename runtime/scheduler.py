@@ -14,10 +14,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from lorazor.features.grid import boundary
+from lorazor.runtime.adapter_queue import AdapterQueue
 from lorazor.runtime.core import StepReport
 from lorazor.runtime.ids import public_id, sibling
 from lorazor.runtime.request import ReleasableRequest, adopt
 from lorazor.runtime.shadow_room import leave_room
+from lorazor.runtime.slot_turns import Turn, in_turn, let_in, residents
 from lorazor.runtime.step_news import StepNews, upcoming
 
 # Requests of resident adapters are held back once another adapter has waited this long for a slot.
@@ -31,6 +33,8 @@ class LoRazorScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         leave_room(self)
+        self.waiting, self.skipped_waiting = AdapterQueue(self.policy), AdapterQueue(self.policy)
+        self._let_in: set[int] | None = None
         self._counts: Counter[str] = Counter()
         self._released: dict[str, int] = {}
         self._given_up: list[str] = []
@@ -44,42 +48,39 @@ class LoRazorScheduler(Scheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """One step, in which an adapter that has waited too long is not overtaken by resident ones. It carries to
-        every worker what was decided since the last one, and which adapters wait."""
-        held = self._held_back()
-        for queue, requests in held:
-            queue.remove_requests(requests)
+        """One step, in which vLLM sees only requests that may come in (see adapter_queue.py). It carries to every
+        worker what was decided since the last one, and which adapters wait."""
+        turns, ran = self._open(), len(self.running)
         try:
             step = super().schedule(*args, **kwargs)
         finally:
-            for queue, requests in held:
-                for request in requests:
-                    queue.add_request(request)
-        waiting = upcoming((self.skipped_waiting, self.waiting), self.running) if self.lora_config else ()
-        step.lorazor = StepNews(self._released, self._given_up, waiting)
+            self._show(None)
+        step.lorazor = StepNews(self._released, self._given_up, upcoming(turns, self.running[ran:]))
         self._released, self._given_up = {}, []
         return step
 
-    def _held_back(self) -> list[tuple[Any, list[Any]]]:
-        starving = self._starving_adapter()
-        if starving is None:
+    def _open(self) -> list[Turn]:
+        """Show the step's requests; the adapters that wait for a slot, the next one first."""
+        asking = self.skipped_waiting.turns() + self.waiting.turns()
+        if not asking:
             return []
-        held = []
-        for queue in (self.waiting, self.skipped_waiting):
-            requests = [r for r in queue if r.lora_request and r.lora_request.lora_int_id != starving]
-            if requests:
-                held.append((queue, requests))
-        return held
+        slots = self.lora_config.max_loras
+        resident = residents(self.running, slots)
+        turns = in_turn(asking, resident)
+        self._show(let_in(turns, resident, slots, time.time() - STARVATION_SECONDS))
+        return turns
 
-    def _starving_adapter(self) -> int | None:
-        """The adapter of the longest-waiting request that only the lack of a slot keeps out, if over the limit."""
-        resident = {r.lora_request.lora_int_id for r in self.running if r.lora_request}
-        if self.lora_config is None or len(resident) < self.lora_config.max_loras:
-            return None
-        late = time.time() - STARVATION_SECONDS
-        waiting = [r for r in self.skipped_waiting if r.lora_request and r.lora_request.lora_int_id not in resident]
-        oldest = min(waiting, key=lambda r: r.arrival_time, default=None)
-        return oldest.lora_request.lora_int_id if oldest is not None and oldest.arrival_time < late else None
+    def _show(self, adapters: set[int] | None) -> None:
+        self._let_in = adapters
+        self.waiting.show(adapters)
+        self.skipped_waiting.show(adapters)
+
+    def _try_promote_blocked_waiting_request(self, request: Any) -> bool:
+        """Whether vLLM may admit a request whose grammar, remote KV or input was awaited. Where its adapter may not
+        come in, vLLM puts it back, and from then on it waits for a slot."""
+        ready: bool = super()._try_promote_blocked_waiting_request(request)
+        adapter = request.lora_request
+        return ready and (self._let_in is None or adapter is None or adapter.lora_int_id in self._let_in)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Stamp new releases, let vLLM handle the step, and put each request's release step on its output."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
-# Waiting requests that are looked at; most of a long queue may wait for a seat, not for an adapter slot.
-LOOKED_AT = 64
+from lorazor.runtime.slot_turns import Turn
+
 # Adapters named: the next one to get a slot, and one more.
 NAMED = 2
 
@@ -22,9 +22,8 @@ class StepNews:
     upcoming: Sequence[Any] = ()
 
 
-def upcoming(queues: Iterable[Iterable[Any]], running: Iterable[Any]) -> list[Any]:
-    """The adapters that the next of the waiting requests need and no running one holds."""
-    resident = {r.lora_request.lora_int_id for r in running if r.lora_request}
-    waiting = (r.lora_request for r in islice(chain.from_iterable(queues), LOOKED_AT))
-    found = {lora.lora_int_id: lora for lora in waiting if lora and lora.lora_int_id not in resident}
-    return list(found.values())[:NAMED]
+def upcoming(turns: Iterable[Turn], admitted: Iterable[Any]) -> list[Any]:
+    """The next adapters that still wait for a slot, `turns` without those of the requests that the step admitted."""
+    entered = {lora.lora_int_id for request in admitted if (lora := request.lora_request)}
+    loras = (turn.request.lora_request for turn in turns if turn.adapter not in entered)
+    return list(islice(filter(None, loras), NAMED))

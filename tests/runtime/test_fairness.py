@@ -1,15 +1,30 @@
-"""Every waiting adapter gets a slot within a bounded time, whatever the traffic; and which adapters are next."""
+"""Every waiting adapter gets a slot within a bounded time, whatever the traffic."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.request import RequestStatus
 
-from lorazor.runtime.step_news import LOOKED_AT, upcoming
-from tests.runtime.tiny import OVERLAP, Ask, Tiny, engine, lora, scheduler
+from lorazor.runtime.adapter_queue import AdapterQueue
+from tests.runtime.tiny import (
+    OVERLAP,
+    Ask,
+    Reference,
+    Tiny,
+    assert_text,
+    engine,
+    lora,
+    prompt,
+    run,
+    scheduler,
+    tokens,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -72,9 +87,9 @@ def test_a_starving_adapter_gets_the_next_free_slot(llm: Any, many: Tiny, monkey
     monkeypatch.setattr("lorazor.runtime.scheduler.time", SimpleNamespace(time=lambda: float(clock.now)))
     monkeypatch.setattr("lorazor.runtime.scheduler.STARVATION_SECONDS", 0.0)
     core, first = llm.llm_engine, []
-    for k, (name, tokens) in enumerate((("z0", 20), ("z1", 6), ("z2", 4), ("z1", 6), ("z3", 4))):
+    for k, (name, length) in enumerate((("z0", 20), ("z1", 6), ("z2", 4), ("z1", 6), ("z3", 4))):
         ids = {"prompt_token_ids": [3, 4, k]}
-        params = Ask((), tokens=tokens).params()
+        params = Ask((), tokens=length).params()
         core.add_request(str(k), ids, params, arrival_time=float(k), lora_request=lora(many, name))
         clock.now = k + 1
         for output in core.step():
@@ -87,20 +102,84 @@ def test_a_starving_adapter_gets_the_next_free_slot(llm: Any, many: Tiny, monkey
     assert not scheduler(llm).requests
 
 
-def ask_of(lora_id: int | None) -> Any:
-    return SimpleNamespace(lora_request=lora_id and SimpleNamespace(lora_int_id=lora_id))
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The waiting requests that vLLM's loop looks at."""
+    looks: list[Any] = []
+    stock = AdapterQueue.peek_request
+
+    def watch(queue: AdapterQueue) -> Any:
+        looks.append(stock(queue))
+        return looks[-1]
+
+    monkeypatch.setattr(AdapterQueue, "peek_request", watch)
+    return looks
 
 
-def ids_of(found: list[Any]) -> list[int]:
-    return [lora.lora_int_id for lora in found]
+def asks_of(many: Tiny, sampling: str = "{}") -> list[Ask]:
+    """Three short requests of each adapter, released or not, between some without one."""
+    asks = []
+    for k, name in enumerate([*many.adapters, None] * 3):
+        release = [None, 1, "never", 3, None][k % 5] if name else None
+        asks.append(Ask(prompt(k, 6 + k % 5), name, release, 5, sampling))
+    return asks
 
 
-def test_upcoming_adapters() -> None:
-    """The first two that wait and are not resident, over both queues; of a long queue only the front is looked at."""
-    running = [ask_of(1), ask_of(None), ask_of(2)]
-    assert ids_of(upcoming(([ask_of(3), ask_of(1)], [ask_of(None), ask_of(3), ask_of(5), ask_of(6)]), running)) == [
-        3,
-        5,
-    ]
-    assert upcoming(([ask_of(2)], []), running) == []
-    assert upcoming(([ask_of(1)] * LOOKED_AT, [ask_of(9)]), running) == []
+def assert_texts(many: Tiny, reference: Reference, asks: list[Ask], outputs: list[Any]) -> None:
+    """Each is the reference's text with the adapter of the same files."""
+    files = dict(zip(many.adapters, "abc" * ADAPTERS, strict=False))
+    for ask, output in zip(asks, outputs, strict=True):
+        of_files = replace(ask, adapter=files[ask.adapter] if ask.adapter else None)
+        assert_text(tokens(output), reference, of_files)
+
+
+@pytest.mark.parametrize("limit", [0.0, 1e9])
+def test_many_adapters_share_the_slots(
+    llm: Any, many: Tiny, reference: Reference, looked_at: list[Any], monkeypatch: pytest.MonkeyPatch, limit: float
+) -> None:
+    """Every text is right, whether adapters starve or not; vLLM looks at each request when it comes in, and hardly
+    ever before."""
+    monkeypatch.setattr("lorazor.runtime.scheduler.STARVATION_SECONDS", limit)
+    asks = asks_of(many)
+    assert_texts(many, reference, asks, run(llm, many, asks))
+    assert len(asks) <= len(looked_at) // 2 <= 1.2 * len(asks)  # peek and pop
+
+
+def test_priorities(many: Tiny, reference: Reference) -> None:
+    """Under vLLM's other policy every text is right, and the most urgent adapter comes in first."""
+    llm = engine(many, {}, max_loras=SLOTS, max_cpu_loras=ADAPTERS, scheduling_policy="priority", max_num_seqs=2)
+    asks = asks_of(many)
+    first: list[int] = []
+    for k, ask in enumerate(asks):
+        ids = {"prompt_token_ids": list(ask.prompt)}
+        llm.llm_engine.add_request(
+            str(k), ids, ask.params(), lora_request=lora(many, ask.adapter), priority=int(ask.adapter != "z5")
+        )
+    outputs: dict[str, Any] = {}
+    while llm.llm_engine.has_unfinished_requests():
+        for output in llm.llm_engine.step():
+            first += [int(output.request_id)] if output.request_id not in outputs else []
+            outputs[output.request_id] = output
+    assert {asks[k].adapter for k in first[:3]} == {"z5"}
+    assert_texts(many, reference, asks, [outputs[str(k)] for k in range(len(asks))])
+
+
+def test_requests_that_wait_for_a_grammar_get_no_slot_before_others(
+    llm: Any, many: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests with grammars of resident adapters do not overtake an adapter that starves; all of them end."""
+    monkeypatch.setattr("lorazor.runtime.scheduler.STARVATION_SECONDS", 0.0)
+    asks = asks_of(many, json.dumps({"structured_outputs": {"regex": "[a-z]{5}"}}))
+    starved: list[Any] = []
+    stock = scheduler(llm)._try_promote_blocked_waiting_request
+
+    def watch(request: Any) -> bool:
+        ready: bool = stock(request)
+        starved.extend([request] if not ready and request.status == RequestStatus.WAITING else [])
+        return ready
+
+    monkeypatch.setattr(scheduler(llm), "_try_promote_blocked_waiting_request", watch)
+    outputs = run(llm, many, asks)
+    assert all(len(tokens(output)) == 5 for output in outputs)
+    assert starved
+    assert not scheduler(llm).requests

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lorazor.features.errors import InputError
+from lorazor.runtime.adapter_queue import AdapterQueue
 from lorazor.runtime.patches import LEDGER
 from lorazor.runtime.punica import ActiveRowPunica
 from lorazor.runtime.request import ReleasableRequest
@@ -121,6 +122,8 @@ def test_the_ledger_names_what_is_replaced(tiny: Tiny) -> None:
         "check_and_update_config": [hasattr(patched[0], "lorazor_original")],
         "_validate_params": [hasattr(patched[1], "lorazor_original")],
         "__class__": [type(runner) is LoRazorRunner, type(request) is ReleasableRequest],
+        "waiting": [type(scheduler(llm).waiting) is AdapterQueue],
+        "skipped_waiting": [type(scheduler(llm).skipped_waiting) is AdapterQueue],
         "activate_adapter": [type(manager.activate_adapter.__self__) is Swaps],
         "punica_wrapper": [all(type(w) is ActiveRowPunica for w in wrappers)],  # float32
     }
