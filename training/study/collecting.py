@@ -33,6 +33,8 @@ class Collecting:
     rollouts: str = "forked"
     shard_size: int = 256
     most_tokens: int = 512
+    # One output that differs among a few dozen would put the noise floor above a max-drop of 1 %.
+    noise_requests: int = 256
     limit: int | None = None
 
 
@@ -90,6 +92,7 @@ def prepare(data: Path, layout: Layout, base: Path, cell: Cell, how: Collecting)
         **{"base": str(base.resolve()), "adapters": {name: str(layout.adapter(cell).resolve())}},
         **{"tasks": {cell.task: task}, "probe_interval": how.probe_interval, "engine": how.engine},
         **{"shard_size": how.shard_size, "rollouts": how.rollouts},
+        "noise": {"requests": how.noise_requests, "concurrency": 16},
     }
     atomic_write_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
     return folder / CONFIG

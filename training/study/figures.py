@@ -36,8 +36,11 @@ def kept_over_share(rows: pd.DataFrame) -> dict[str, Any]:
     figures = {}
     for backbone, part in rows.groupby("backbone"):
         figures[str(backbone)], axes = _grid(part)
+        for axis in axes.values():
+            axis.set_visible(False)  # an adapter that was not collected
         for (task, adapter), cell in part.groupby(["task", "adapter"]):
             axis = axes[str(task), str(adapter)]
+            axis.set_visible(True)
             for name in SHOWN:
                 line = cell[cell["policy"] == name].sort_values("share")
                 axis.plot(line["share"], line["kept"], label=name, **STYLES.get(name, {"linewidth": 1}))

@@ -46,6 +46,7 @@ def _sections(tables: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
         ("Requests of each part", "split", split_table),
         ("Released after the prompt (r = 1)", "policies", prompt_only_table),
         ("Tuned policies on the test requests (S > 0)", "policies", policy_table),
+        ("Means over cells (S > 0)", "policies", mean_table),
         ("Cells above their bound", "policies", above_bound),
         ("The guarantee", "guarantee", lambda t: t),
         ("Drift: calibrated on short requests", "drift", lambda t: t),
@@ -72,8 +73,22 @@ def policy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Per cell, policy and max-drop, judged over the requests with S > 0."""
     columns = ["policy", "max_drop", "threshold", "n", "q_base", "q_adapter", "q_policy", "drop"]
     columns += ["active_row_share", "length_ratio", "retention", "oracle_gap"]
-    found = rows[(rows["scope"] == SOLVED) & rows.get("max_drop", pd.Series(dtype=float)).notna()]
-    return found.reindex(columns=[*CELL, *columns])
+    return _tuned(rows).reindex(columns=[*CELL, *columns])
+
+
+def mean_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per kind of adapter, policy and max-drop, means over tasks and backbones; never releasing counts as no drop."""
+    groups = _tuned(rows).groupby(["adapter", "max_drop", "policy"], sort=False)
+    means = groups[["drop", "active_row_share", "oracle_gap"]].mean()
+    means.insert(0, "cells", groups.size())
+    return means.reset_index()
+
+
+def _tuned(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of tuned policies over S > 0; none where no cell could learn, which leaves columns out."""
+    needed = ("max_drop", "threshold", "oracle_gap")
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *needed])))
+    return rows[(rows["scope"] == SOLVED) & rows["max_drop"].notna()]
 
 
 def above_bound(rows: pd.DataFrame) -> pd.DataFrame:
