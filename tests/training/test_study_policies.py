@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 
 from lorazor.training.baselines import ORACLE
+from lorazor.training.study.ablate import transfers
 from lorazor.training.study.cells import load_parts
 from lorazor.training.study.cli import main
 from lorazor.training.study.layout import CALIBRATE, TEST, Cell, Layout
 from lorazor.training.study.numbers import above, prompt_only
+from lorazor.training.study.results import Results
 from lorazor.training.study.subsample import subsample
 from lorazor.training.traces import write_traces
 from lorazor.training.tune import tune
@@ -155,3 +157,29 @@ def test_bands_hold_their_points(study: Path) -> None:
         assert (rows[f"{name}_low"] <= rows[name]).mean() > 0.9
         assert (rows[name] <= rows[f"{name}_high"]).mean() > 0.9
     assert (rows[rows["policy"] == ORACLE.name]["kept"] == 1).all()
+
+
+def test_transfers_come_from_other_cells_alone() -> None:
+    """Another task, backbone or adapter of the same rest; what nobody offers is left out."""
+    cells = [SQL, CHAT, Cell("other", "sql", "ordinary"), Cell("tiny", "sql", "prompt-only")]
+    assert transfers(SQL, cells) == {
+        "from the other tasks": [CHAT],
+        "from the other backbones": [cells[2]],
+        "from the other adapters": [cells[3]],
+        "from all of its backbone's": [SQL, CHAT],
+    }
+    assert transfers(SQL, [SQL]) == {}
+
+
+def test_a_table_without_rows_is_not_written(tmp_path: Path) -> None:
+    """A file without columns could not be read again; rows with new columns leave the old ones empty."""
+    table = Results(tmp_path / "t.csv")
+    table.add([])
+    assert not table.path.exists()
+    table.add([{"task": "sql", "drop": 0.1}])
+    table.add([{"task": "chat", "note": "none"}])
+    again = Results(table.path)
+    assert again.has({"task": "chat"})
+    assert not again.has({"task": "sql", "note": "none"})
+    assert not again.has({"nothing": 1})
+    assert list(again.frame["drop"].isna()) == [False, True]

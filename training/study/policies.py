@@ -52,7 +52,7 @@ def policies(
         progress(f"policies: {cell}")
         parts = load_parts(layout, cell, seed)
         rated, note = trained(parts, layout)
-        for extra, rows in ((bands, band_rows(rated, seed)), (since, ended_by_base(rated, promise))):
+        for extra, rows in ((bands, band_rows(rated, seed)), (since, ended_by_base(parts, rated, promise))):
             if rated and not extra.has(cell.row()):
                 extra.add({**cell.row(), **row} for row in rows)
         table.add({**cell.row(), **row, "note": note} for row in judged(parts, rated, promise))
@@ -81,10 +81,9 @@ def judged(parts: Parts, rated: Sequence[Rated], promise: Promise) -> list[Row]:
         PROMPT_ONLY: prompt_only(table),
     }
     rows = [row for name, outcome in fixed.items() for row in scoped(table, outcome, {"policy": name})]
-    noise = parts.traces[CALIBRATE].meta.noise.get(parts.cell.task)
     for policy in rated:
         for max_drop in promise.max_drops:
-            rows += tuned(policy, max_drop, promise.confidence, noise)
+            rows += tuned(policy, max_drop, promise.confidence, measured_noise(parts))
     return with_gaps(rows)
 
 
@@ -102,11 +101,17 @@ def tuned(policy: Rated, max_drop: float, confidence: float, noise: Noise | None
     return scoped(table, outcome, head)
 
 
-def ended_by_base(rated: Sequence[Rated], promise: Promise) -> Iterator[Row]:
+def measured_noise(parts: Parts) -> Noise | None:
+    """Never against never, as the collection measured it."""
+    return parts.traces[CALIBRATE].meta.noise.get(parts.cell.task)
+
+
+def ended_by_base(parts: Parts, rated: Sequence[Rated], promise: Promise) -> Iterator[Row]:
     """The learnt policy's released requests by how many tokens the base wrote alone, at each max-drop."""
     for policy in (policy for policy in rated if policy.name == LEARNED):
         for max_drop in promise.max_drops:
-            threshold, _ = choose(policy.name, policy.calibrate, policy.grid, max_drop, promise.confidence)
+            noise = measured_noise(parts)
+            threshold, _ = choose(policy.name, policy.calibrate, policy.grid, max_drop, promise.confidence, noise)
             table = policy.test.table
             outcome = table.outcome(table.first_decision(policy.test.scores, threshold))
             yield from ({"max_drop": max_drop, **row} for row in since_rows(table, outcome))

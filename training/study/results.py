@@ -26,8 +26,10 @@ class Results:
         return bool((self.frame[list(key)] == pd.Series(dict(key))).all(axis=1).any())
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows, and write the file anew: a kill leaves the old file or the new one."""
+        """Append rows, if there are any, and write the file anew: a kill leaves the old file or the new one."""
         new = pd.DataFrame([dict(row) for row in rows])
+        if new.empty:
+            return
         self.frame = new if self.frame.empty else pd.concat([self.frame, new], ignore_index=True)
         atomic_write_text(self.path, self.frame.to_csv(index=False, lineterminator="\n"))
 
