@@ -1,15 +1,11 @@
-"""The `lorazor` command: one place that knows all commands; each imports what it needs only when it runs.
-
-Bad input, of a user or in a file, is one sentence on stderr and exit code 2. Anything else is a bug and keeps its
-traceback.
-"""
+"""The `lorazor` command: one place that knows all commands; each imports what it needs only when it runs."""
 
 import sys
 from collections.abc import Sequence
 
 import typer
 
-from lorazor.features.errors import InputError
+from lorazor.features.command import run_command
 from lorazor.runtime import cli_bench, cli_data, cli_finetune, cli_policy, cli_serving
 
 # Plain help: it appears at once, and example lines stay as they are written.
@@ -33,9 +29,6 @@ app.command(short_help="Stock vLLM against LoRazor, measured.")(cli_bench.bench)
 app.command(short_help="Say what is installed, fits and is missing.")(cli_serving.doctor)
 app.command(short_help="Run the demonstration, in a checkout.")(cli_serving.demo)
 
-# typer brings its own copy of click in newer versions, so its base exception is found through one that typer exports.
-_UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code.
@@ -43,22 +36,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments after the program's name; None: those of this process.
     """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    try:
-        code = app(args=arguments or ["--help"], prog_name="lorazor", standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt):
-        return 130
-    except Exception as error:
-        sentence = _sentence(error)
-        if sentence is None:
-            raise
-        print(f"lorazor: {sentence}", file=sys.stderr)
-        return 2
-    return code if isinstance(code, int) else 0
-
-
-def _sentence(error: Exception) -> str | None:
-    """What to tell the user; None for a bug."""
-    if isinstance(error, InputError):
-        return str(error)
-    return str(error.format_message()) if isinstance(error, _UsageError) else None  # type: ignore[attr-defined]
+    return run_command(app, sys.argv[1:] if argv is None else argv, "lorazor")

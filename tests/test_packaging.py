@@ -58,7 +58,8 @@ def test_imports_go_one_way(package: str) -> None:
 @pytest.mark.parametrize("package", [p for p in PACKAGES if p != "runtime"])
 def test_only_runtime_needs_vllm_at_import(package: str) -> None:
     """Every module outside runtime/ imports in a process where vLLM cannot be imported."""
-    modules = [f"lorazor.{package}.{p.stem}" for p in (ROOT / package).glob("*.py") if p.stem != "__init__"]
+    files = [p.relative_to(ROOT).with_suffix("") for p in (ROOT / package).rglob("*.py")]
+    modules = ["lorazor." + ".".join(f.parts) for f in files if not f.name.startswith("__")]
     program = "import sys; sys.modules['vllm'] = None\n" + "\n".join(f"import {m}" for m in modules)
     # model_probe is a program of its own: importing it runs it.
     program = program.replace("\nimport lorazor.policy.model_probe", "")

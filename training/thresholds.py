@@ -21,9 +21,9 @@ def threshold_grid(tables: Tables, scores: dict[str, Floats], size: int = GRID_S
     each = max(2, size // max(1, len(tables)))
     picked: list[float] = []
     for task, table in tables.items():
-        if not len(scores[task]):
-            continue
         levels = candidates({task: table}, {task: scores[task]})
+        if not len(levels):  # no decision, or none with a score
+            continue
         share = sweep(table, scores[task], levels).share
         wanted = np.linspace(share.min(), share.max(), each)
         nearest = np.abs(share[:, None] - wanted).argmin(axis=0)

@@ -1,0 +1,148 @@
+"""Stage `policies`: every policy of `lorazor train` trained, tuned alike and judged on the test requests.
+
+A threshold is chosen by Learn then Test from the policy's own grid on the calibration requests, whatever the policy;
+`never`, `base only` and `prompt only` have none, and the oracle's is hindsight. CPU only: all of it is look-ups.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lorazor.features.errors import InputError
+from lorazor.training.baselines import ORACLE
+from lorazor.training.calibration import Scored
+from lorazor.training.compare import BASE_ONLY, NEVER_RELEASED
+from lorazor.training.publish import LEARNED
+from lorazor.training.replay import Floats, Outcome, ReplayTable
+from lorazor.training.save import save
+from lorazor.training.study.bands import band_rows, since_rows
+from lorazor.training.study.cells import Parts, Rated, fitted, load_parts, rate
+from lorazor.training.study.layout import CALIBRATE, POLICY_TRAIN, TEST, Cell, Layout
+from lorazor.training.study.numbers import SCOPES, above, numbers, prompt_only
+from lorazor.training.study.results import Results
+from lorazor.training.traces import Noise
+from lorazor.training.tune import learn_then_test
+from lorazor.training.tune_checks import noise_floor
+
+PROMPT_ONLY, RANDOM = "prompt only", "random"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What thresholds are tuned to: each max-drop, at one confidence."""
+
+    max_drops: Sequence[float] = (0.01, 0.03, 0.05)
+    confidence: float = 0.9
+
+
+def policies(
+    layout: Layout, cells: Iterable[Cell], promise: Promise, *, seed: int, progress: Callable[[str], None]
+) -> None:
+    """Add every cell to policies.csv, bands.csv and since.csv, and its learnt policy to policies/."""
+    table, bands, since = (Results(layout.csv(name)) for name in ("policies", "bands", "since"))
+    for cell in cells:
+        if table.has(cell.row()):
+            continue
+        progress(f"policies: {cell}")
+        parts = load_parts(layout, cell, seed)
+        rated, note = trained(parts, layout)
+        for extra, rows in ((bands, band_rows(rated, seed)), (since, ended_by_base(parts, rated, promise))):
+            if rated and not extra.has(cell.row()):
+                extra.add({**cell.row(), **row} for row in rows)
+        table.add({**cell.row(), **row, "note": note} for row in judged(parts, rated, promise))
+
+
+def trained(parts: Parts, layout: Layout) -> tuple[list[Rated], str]:
+    """All policies with their scores, the learnt one saved; none, and why, where there is nothing to learn."""
+    try:
+        booster, found = fitted(parts)
+    except InputError as error:
+        return [], str(error)
+    data, out = parts.data, layout.artifact(parts.cell)
+    shutil.rmtree(out, ignore_errors=True)
+    traces = parts.traces[POLICY_TRAIN]
+    score = next(policy.score for policy in found if policy.name == LEARNED)
+    save(out, booster, data, traces.meta, seed=parts.seed, score=score, digest=traces.digest())
+    return [rate(policy, data.train[parts.cell.task], parts) for policy in found], ""
+
+
+def judged(parts: Parts, rated: Sequence[Rated], promise: Promise) -> list[Row]:
+    """Rows of every policy at every max-drop, and of the three fixed ways, on the test requests."""
+    table = parts.tables[TEST]
+    fixed = {
+        NEVER_RELEASED: table.outcome(table.first_decision(np.empty(0), None)),
+        BASE_ONLY: table.base_only(),
+        PROMPT_ONLY: prompt_only(table),
+    }
+    rows = [row for name, outcome in fixed.items() for row in scoped(table, outcome, {"policy": name})]
+    for policy in rated:
+        for max_drop in promise.max_drops:
+            rows += tuned(policy, max_drop, promise.confidence, measured_noise(parts))
+    return with_gaps(rows)
+
+
+def tuned(policy: Rated, max_drop: float, confidence: float, noise: Noise | None) -> list[Row]:
+    """One policy at one max-drop: the threshold from the calibration requests, the numbers from the test requests."""
+    threshold, p_value = choose(policy.name, policy.calibrate, policy.grid, max_drop, confidence, noise)
+    floor = None if noise is None else noise_floor(noise, "relative", float(policy.calibrate.table.score.mean()))
+    table = policy.test.table
+    outcome = table.outcome(table.first_decision(policy.test.scores, threshold))
+    head: Row = {
+        **{"policy": policy.name, "max_drop": max_drop, "confidence": confidence, "threshold": threshold},
+        **{"p_value": p_value, "noise_floor": floor, "n_calibrate": len(policy.calibrate.table)},
+        **above(table, outcome, max_drop),
+    }
+    return scoped(table, outcome, head)
+
+
+def measured_noise(parts: Parts) -> Noise | None:
+    """Never against never, as the collection measured it."""
+    return parts.traces[CALIBRATE].meta.noise.get(parts.cell.task)
+
+
+def ended_by_base(parts: Parts, rated: Sequence[Rated], promise: Promise) -> Iterator[Row]:
+    """The learnt policy's released requests by how many tokens the base wrote alone, at each max-drop."""
+    for policy in (policy for policy in rated if policy.name == LEARNED):
+        for max_drop in promise.max_drops:
+            noise = measured_noise(parts)
+            threshold, _ = choose(policy.name, policy.calibrate, policy.grid, max_drop, promise.confidence, noise)
+            table = policy.test.table
+            outcome = table.outcome(table.first_decision(policy.test.scores, threshold))
+            yield from ({"max_drop": max_drop, **row} for row in since_rows(table, outcome))
+
+
+def choose(
+    name: str, scored: Scored, grid: Floats, max_drop: float, confidence: float, noise: Noise | None = None
+) -> tuple[float | None, float | None]:
+    """The threshold as `lorazor tune` sets it, None for never, and the p-value of the last test.
+
+    A max-drop below the noise floor, which `tune` refuses, gives never.
+    """
+    if name == ORACLE.name:
+        return 1.0, None
+    if noise is not None and max_drop < noise_floor(noise, "relative", float(scored.table.score.mean())):
+        return None, None
+    threshold, tested = learn_then_test(scored, grid, "relative", max_drop, confidence)
+    return threshold, tested.p_value
+
+
+def scoped(table: ReplayTable, outcome: Outcome, head: Row) -> list[Row]:
+    """The same operating point over all requests and over those with S > 0."""
+    measured = ((scope, numbers(table, outcome, scope)) for scope in SCOPES)
+    return [{**head, "scope": scope, **found} for scope, found in measured if found]
+
+
+def with_gaps(rows: list[Row]) -> list[Row]:
+    """`oracle_gap`: the share of the way from the random policy's active-row share to the oracle's, alike tuned."""
+    share = {(r["policy"], r.get("max_drop"), r["scope"]): float(r["active_row_share"]) for r in rows}
+    for row in rows:
+        random, oracle = (share.get((name, row.get("max_drop"), row["scope"])) for name in (RANDOM, ORACLE.name))
+        if row.get("max_drop") is not None and random is not None and oracle is not None and random > oracle:
+            row["oracle_gap"] = (random - row["active_row_share"]) / (random - oracle)
+    return rows
