@@ -67,7 +67,7 @@ class LoRazorScheduler(Scheduler):
         slots = self.lora_config.max_loras
         resident = residents(self.running, slots)
         turns = in_turn(asking, resident)
-        self._show(let_in(turns, resident, slots, time.time() - STARVATION_SECONDS))
+        self._show(let_in(asking, turns, resident, slots, time.time() - STARVATION_SECONDS))
         return turns
 
     def _show(self, adapters: set[int] | None) -> None:

@@ -36,11 +36,11 @@ def in_turn(turns: Iterable[Turn], resident: Collection[int]) -> list[Turn]:
     return list(first.values())
 
 
-def let_in(turns: list[Turn], resident: set[int], slots: int, late: float) -> set[int] | None:
+def let_in(asking: Iterable[Turn], turns: list[Turn], resident: set[int], slots: int, late: float) -> set[int] | None:
     """The adapters of which requests may come in, None = any: the resident ones and the next for free slots.
 
-    One that has waited since before `late` is the next. While no slot is free for it, none may, so that resident ones
-    drain.
+    One that has waited since before `late` is the next. While no slot is free for it, no younger request of resident
+    ones may, so that they drain. `asking` are all waiting adapters, `turns` those of them in turn for a slot.
     """
     free = slots - len(resident)
     if len(turns) <= free:
@@ -49,6 +49,6 @@ def let_in(turns: list[Turn], resident: set[int], slots: int, late: float) -> se
     oldest = turns[0] if in_order else min(turns, key=attrgetter("since"))
     if oldest.since < late:
         if free <= 0:
-            return set()
+            return {turn.adapter for turn in asking if turn.adapter in resident and turn.since < oldest.since}
         turns = [oldest, *(turn for turn in turns if turn is not oldest)]
     return resident | {turn.adapter for turn in turns[:free]}

@@ -181,18 +181,20 @@ def test_under_priorities_they_come_by_priority() -> None:
     )
     turns = in_turn(queue.turns(), set())
     assert ids(turns) == [2, 3, 1]
-    assert let_in(turns, {9}, 2, late=0) == {9, 2}
-    assert let_in(turns, {9}, 2, late=2) == {9, 1}
+    assert let_in([], turns, {9}, 2, late=0) == {9, 2}
+    assert let_in([], turns, {9}, 2, late=2) == {9, 1}
 
 
 def test_who_comes_in() -> None:
-    """Everybody, if there is a slot for everybody; else the resident ones and the next; nobody while one
-    starves."""
+    """Everybody, if there is a slot for everybody; else the resident ones and the next; while one starves,
+    only those whose first request is older."""
     turns = in_turn(filled([asked(1, 1), asked(2, 2)]).turns(), {8, 9})
-    assert let_in(turns, {8, 9}, 4, late=5) is None
-    assert let_in(turns, {8, 9}, 3, late=0) == {8, 9, 1}
-    assert let_in(turns, {8, 9}, 2, late=0) == {8, 9}
-    assert let_in(turns, {8, 9}, 2, late=2) == set()
+    assert let_in([], turns, {8, 9}, 4, late=5) is None
+    assert let_in([], turns, {8, 9}, 3, late=0) == {8, 9, 1}
+    assert let_in([], turns, {8, 9}, 2, late=0) == {8, 9}
+    assert let_in([], turns, {8, 9}, 2, late=2) == set()
+    older, younger = filled([asked(0, 8), asked(3, 8)]).turns(), filled([asked(3, 9)]).turns()
+    assert let_in([*older, *younger], turns, {8, 9}, 2, late=2) == {8}
 
 
 def test_resident_adapters() -> None:
@@ -236,7 +238,7 @@ def test_everybody_comes_in_in_turn(adapters: list[int], slots: int, seats: int,
         resident = {key_of(request) for request, _ in running} - {NO_SLOT}
         turns = in_turn(queue.turns(), resident)
         next_ones = {NO_SLOT, *resident, *ids(turns[: slots - len(resident)])}
-        queue.show(let_in(turns, resident, slots, now - patience))
+        queue.show(let_in(queue.turns(), turns, resident, slots, now - patience))
         while queue and len(running) < seats:
             came.append(queue.pop_request())
             running.append((came[-1], now + steps))
@@ -252,7 +254,7 @@ def looks_of_a_step(each: int) -> int:
     """How often a step looks at requests: 40 adapters, 2 of them resident, with `each` requests; 6 are admitted."""
     waiting = filled(asked(k, 1 + k % 40) for k in range(40 * each))
     Asked.looks = 0
-    waiting.show(let_in(in_turn(waiting.turns(), {1, 2}), {1, 2}, 4, late=0))
+    waiting.show(let_in(waiting.turns(), in_turn(waiting.turns(), {1, 2}), {1, 2}, 4, late=0))
     for _ in range(6):
         assert waiting
         assert key_of(waiting.peek_request()) <= 4
