@@ -149,6 +149,7 @@ def test_collect_with_vllm(study: Path, tmp_path: Path) -> None:
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).symlink_to(study / "out" / name)
     engine = {"dtype": "float32", "enforce_eager": True, "max_model_len": 128, "max_num_seqs": 16}
+    engine |= {"kv_cache_memory_bytes": 64 << 20, "gpu_memory_utilization": 0.3}
     where = ["--data", str(study / "data"), "--base", str(study / "base"), "--out", str(out), "--task", "upper"]
     options = ["--adapter", "ordinary", "--limit", "10", "--most-tokens", "16", "--engine", json.dumps(engine)]
     assert main(["collect", *where, *options]) == 0
