@@ -19,7 +19,6 @@ from lorazor.runtime.serve_defaults import set_defaults
 OURS = ("--host", "--port", "--uds", "--headless", "--lora-modules", "--api-key", "--model", "--config")
 # What `lorazor serve` completes where the user left it open; stock is given the same.
 COMPLETED = ("max_loras", "max_cpu_loras", "max_lora_rank", "dtype", "kv_cache_memory_bytes")
-RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 STOCK = ("-m", "vllm.entrypoints.openai.api_server", "--model")
 LORAZOR = ("-c", "from lorazor.runtime.cli import main; raise SystemExit(main())", "serve")
 
@@ -63,14 +62,11 @@ def engine_of(model: str, adapters: Mapping[str, str], options: Sequence[str]) -
         # Stock's module starts one API process whatever these say, `lorazor serve` as many as they say.
         raise InputError("lorazor bench compares single servers: no --data-parallel-size or --api-server-count above 1")
     said = {name: getattr(args, name) for name in COMPLETED}
-    with _own_environment() as before:
+    with _own_environment():
         paths = adapters.values()
         list(set_defaults(args, len(adapters), needed_rank(paths), largest_size(paths)))
         environment = {"VLLM_NO_USAGE_STATS": "1", **os.environ}
     environment.pop("VLLM_API_KEY", None)
-    if RUNNER not in before:
-        # Which model runner serves releases is for `lorazor serve` to say; stock takes vLLM's own choice.
-        environment.pop(RUNNER, None)
     completed = [
         word
         for name in COMPLETED
@@ -82,11 +78,11 @@ def engine_of(model: str, adapters: Mapping[str, str], options: Sequence[str]) -
 
 
 @contextmanager
-def _own_environment() -> Iterator[dict[str, str]]:
+def _own_environment() -> Iterator[None]:
     """The environment as it is now; changes to it inside the block are undone."""
     before = dict(os.environ)
     try:
-        yield before
+        yield
     finally:
         os.environ.clear()
         os.environ.update(before)
