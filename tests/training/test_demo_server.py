@@ -81,7 +81,7 @@ def test_server_is_stopped_when_the_block_fails(tmp_path: Path, monkeypatch: pyt
 
 def test_server_that_stops_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
     """A server that ends before it answers is an error that carries its exit code and the last lines of the log."""
-    program = "import sys\nfor line in range(100): print('line', line)\nsys.exit('no model')"
+    program = "import sys\nfor line in range(100): print('line', line, flush=True)\nsys.exit('no model')"
     with pytest.raises(ServerError, match="exit code 1") as caught, serving(
         [sys.executable, "-c", program], free_port(), tmp_path / "log"
     ):  # fmt: skip
