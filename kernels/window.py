@@ -24,8 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-SIGNALS, PROBES, FEATURES = 4, 5, 35
-STATE = 26
+STATE, FEATURES = 26, 35
 ROWS = 32  # of one program, a thread each
 
 # Columns of the state; fast and slow averages come first.

@@ -5,7 +5,7 @@ each sampled row, and gets release steps back. Everything is keyed by request id
 
 Under tensor parallelism one rank decides, for what a policy gives must not differ between ranks. Its decisions go to
 the scheduler and come back to every rank with a later step; those at admission, which take effect at once, go from
-rank to rank (`admission_releases`). What a rank runs, boundaries and probes, follows from these alone.
+rank to rank (`admissions`). What a rank runs, boundaries and probes, follows from these alone.
 """
 
 from __future__ import annotations
@@ -126,15 +126,21 @@ class ReleaseCore:
             and not self.followed.start(new.request_id, choice.task or "", new.prompt_tokens, new.max_tokens)
         ):
             self.counters.add(FAILURES, reason="capacity")
-        if self.wants_signals(new.request_id):
-            self._probed.add(new.request_id)
         # Now, not with the prompt's first token: where steps overlap, the next step is launched before that is read.
         if self.decides:
             self._decide([(new.request_id, 0)])
+            self._probed |= {new.request_id} if self.wants_signals(new.request_id) else set()
 
-    def admission_releases(self) -> dict[str, int]:
-        """The release steps decided by `admit` in this step, for the other ranks to `take_in`."""
-        return dict(self._step.released)
+    def admissions(self, ids: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+        """What was decided about these requests at admission: release steps, and which of them are probed."""
+        released = {i: self._step.released[i] for i in ids if i in self._step.released}
+        return released, [i for i in ids if i in self._probed]
+
+    def follow(self, admissions: tuple[dict[str, int], list[str]]) -> None:
+        """Take in the deciding rank's `admissions`, on any rank."""
+        released, probed = admissions
+        self.take_in(released)
+        self._probed.update(probed)
 
     def take_in(self, released: Mapping[str, int], given_up: Collection[str] = ()) -> None:
         """What was decided, the same on every rank: the release steps, and whose probes are not needed any more."""

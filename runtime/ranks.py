@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from vllm.distributed import get_tp_group
@@ -11,11 +11,11 @@ from lorazor.runtime.core import ReleaseCore
 from lorazor.runtime.step_news import StepNews
 
 
-def agree_on_admissions(core: ReleaseCore) -> None:
-    """Take in the release steps that the deciding rank gave at admission. Every rank calls it in the same steps."""
+def agree_on_admissions(core: ReleaseCore, ids: Sequence[str]) -> None:
+    """Take in what the deciding rank says of these new requests. Every rank calls it in the same steps."""
     group: Any = get_tp_group()
     if group.world_size > 1:
-        core.take_in(group.broadcast_object(core.admission_releases() if core.decides else None))
+        core.follow(group.broadcast_object(core.admissions(ids) if core.decides else None))
 
 
 def take_in_decisions(core: ReleaseCore, scheduler_output: Any) -> Collection[str]:

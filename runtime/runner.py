@@ -80,7 +80,7 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
                 )
             )
         if fresh:
-            agree_on_admissions(self.core)
+            agree_on_admissions(self.core, fresh)
 
     def _plan_probes(self, ids: list[str], start: Any, counts: Any) -> None:
         """Which rows to probe: decode rows with one token, still active, at a decision step."""

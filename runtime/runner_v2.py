@@ -86,7 +86,7 @@ class ReleaseRunner(Decisions, Unloading, ShadowRows, ActiveLoras, StockRunner):
             for new in fresh:
                 self._admit(new)
             if fresh:
-                agree_on_admissions(self.core)
+                agree_on_admissions(self.core, [new.req_id for new in fresh])
             self._take_boundaries(new.req_id for new in with_adapter)
 
     def _admit(self, new: Any) -> None:

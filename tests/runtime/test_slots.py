@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.tiny import OVERLAP, Ask, Reference, Tiny, assert_text, engine, lora, prompt, run, scheduler, tokens
+from tests.runtime.tiny import (
+    OVERLAP,
+    Ask,
+    Reference,
+    Tiny,
+    assert_text,
+    engine,
+    lora,
+    prompt,
+    run,
+    scheduler,
+    tokens,
+    watch_preemptions,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -53,23 +66,15 @@ def test_an_unreleased_request_keeps_its_slot(llm: Any, tiny: Tiny, reference: R
     assert_text(final["1"], reference, asks[1])
 
 
-def test_preempted_requests_resume_by_the_boundary_rule(llm: Any, tiny: Tiny, reference: Reference) -> None:
+def test_preempted_requests_resume_by_the_boundary_rule(
+    llm: Any, tiny: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Too few blocks: requests are preempted before and after their release, and end with the unpreempted text."""
     asks = [Ask(prompt(30 + k, 20), "a", r, tokens=60) for k, r in enumerate((2, 7, 30, 45, None))]
-    preempted: list[tuple[str, int, int | None]] = []
-    stock = scheduler(llm)._preempt_request
-
-    def watch(request: Any, *args: Any, **kwargs: Any) -> None:
-        preempted.append((request.request_id, request.num_computed_tokens, request.boundary))
-        stock(request, *args, **kwargs)
-
-    scheduler(llm)._preempt_request = watch
-    try:
-        outputs = run(llm, tiny, asks)
-    finally:
-        del scheduler(llm)._preempt_request
+    preempted = watch_preemptions(llm, monkeypatch)
+    outputs = run(llm, tiny, asks)
     assert len(preempted) >= 3
-    assert any(b is not None and computed >= b for _, computed, b in preempted)
+    assert any(boundary is not None and computed >= boundary for computed, boundary in preempted)
     for ask, output in zip(asks, outputs, strict=True):
         assert_text(tokens(output), reference, ask)
 

@@ -33,6 +33,7 @@ from tests.runtime.tiny import (
     run,
     scheduler,
     tokens,
+    watch_preemptions,
     worker,
 )
 
@@ -146,14 +147,7 @@ class Remembered:
 
 def test_random_traffic(llm: Any, tiny: Tiny, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     """No request is lost, hangs or has another one's text; memory is flat; everything that could happen did."""
-    preempted: list[str] = []
-    stock = scheduler(llm)._preempt_request
-
-    def watch(request: Any, *args: Any, **kwargs: Any) -> None:
-        preempted.append(request.request_id)
-        stock(request, *args, **kwargs)
-
-    monkeypatch.setattr(scheduler(llm), "_preempt_request", watch)
+    preempted = watch_preemptions(llm, monkeypatch)
     traffic, remembered = Traffic(llm, tiny, random.Random(0)), Remembered(reference)
     process, used = psutil.Process(), []
     released = 0

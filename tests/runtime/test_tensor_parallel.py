@@ -59,9 +59,12 @@ def asked(tiny: Tiny, request_id: str, **extra: Any) -> Admitted:
 
 @pytest.fixture
 def cores(tiny: Tiny, policy: str) -> tuple[ReleaseCore, ReleaseCore]:
-    """The core of the rank that decides, and of one that does not."""
+    """The core of the rank that decides, and of one that does not, which has less room for requests."""
     config = RuntimeConfig.model_validate({"policy": policy})
-    return tuple(ReleaseCore(config, load_artifact(policy), 8, decides) for decides in (True, False))  # type: ignore[return-value]
+    first, second = (
+        ReleaseCore(config, load_artifact(policy), 8 if decides else 1, decides) for decides in (True, False)
+    )
+    return first, second
 
 
 def test_admission_goes_from_rank_to_rank(
@@ -82,8 +85,8 @@ def test_admission_goes_from_rank_to_rank(
 
     monkeypatch.setattr(ranks, "get_tp_group", lambda: SimpleNamespace(world_size=2, broadcast_object=broadcast))
     for core in cores:
-        ranks.agree_on_admissions(core)
-    assert sent == [{"r1": 1, "r2": 4}, None]
+        ranks.agree_on_admissions(core, ["r1", "r2", "r3"])
+    assert sent == [({"r1": 1, "r2": 4}, ["r3"]), None]
     for request_id, position in (("r1", 5), ("r2", 8), ("r3", None)):
         assert [core.boundary(request_id) for core in cores] == [position] * 2
         assert [core.wants_probe(request_id, 8) for core in cores] == [position is None] * 2
@@ -91,10 +94,11 @@ def test_admission_goes_from_rank_to_rank(
 
 def test_later_decisions_come_with_a_step(tiny: Tiny, cores: tuple[ReleaseCore, ReleaseCore]) -> None:
     """A release and a lost request stop being probed when every rank is told, not before; strangers are let pass."""
-    first, _ = cores
+    first, second = cores
     for core in cores:
         for request_id in ("r1", "r2"):
             core.admit(asked(tiny, request_id))
+    second.follow(first.admissions(["r1", "r2"]))
     first.give_up(["r2"])
     for c in range(9):
         signals, probes = torch.zeros(1, 4), torch.zeros(1, 5)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 VOCAB, LAYERS, HIDDEN = 128, 3, 64
@@ -235,6 +236,19 @@ def worker(llm: Any) -> Any:
 def scheduler(llm: Any) -> Any:
     """The engine's scheduler."""
     return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def watch_preemptions(llm: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
+    """From now on, for each preemption: the tokens that the request had computed, and its boundary if it has one."""
+    preempted: list[tuple[int, int | None]] = []
+    stock = scheduler(llm)._preempt_request
+
+    def watch(request: Any, *args: Any, **kwargs: Any) -> None:
+        preempted.append((request.num_computed_tokens, getattr(request, "boundary", None)))
+        stock(request, *args, **kwargs)
+
+    monkeypatch.setattr(scheduler(llm), "_preempt_request", watch)
+    return preempted
 
 
 def counts(llm: Any, name: str) -> dict[str, int]:
