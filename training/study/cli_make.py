@@ -93,6 +93,7 @@ def collect(
     probe_interval: Annotated[int, typer.Option(min=1, help="g.")] = 8,
     engine: Annotated[str, typer.Option(metavar="JSON", help='Of vLLM, such as {"dtype": "bfloat16"}.')] = "{}",
     most_tokens: Annotated[int, typer.Option(min=1, help="The longest output.")] = 512,
+    shard_size: Annotated[int, typer.Option(min=1, help="Requests that are run together and kept together.")] = 256,
     limit: Limit = None,
 ) -> None:
     """Record traces and rollouts of every adapter, with vLLM; one that was stopped goes on.
@@ -105,5 +106,7 @@ def collect(
     from lorazor.training.study.collecting import collect as run
 
     layout, kinds = Layout(out), known(adapter, KINDS, "adapter") or KINDS
-    how = Collecting(probe_interval, json_object(engine, "--engine"), most_tokens=most_tokens, limit=limit)
+    how = Collecting(
+        probe_interval, json_object(engine, "--engine"), shard_size=shard_size, most_tokens=most_tokens, limit=limit
+    )
     run(data, layout, base, layout.split_tasks(task), kinds, how, tell)
