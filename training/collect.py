@@ -120,6 +120,7 @@ def _snapshot(config: CollectConfig, tasks: list[Task], meta: Meta) -> dict[str,
         "engine": config.engine,
         "shard_size": config.shard_size,
         "rollouts": config.rollouts,
+        **({"texts": True} if config.texts else {}),  # a collection of before texts could be kept can be gone on with
         "noise": config.noise.model_dump(),
         "versions": packages,
         "tasks": {

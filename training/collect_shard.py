@@ -75,7 +75,7 @@ class Shard:
     ) -> None:
         self.name = name
         self._engine, self._task, self._meter = engine, task, meter
-        self._interval, self._forks = config.probe_interval, config.rollouts == "forked"
+        self._interval, self._forks, self._texts = config.probe_interval, config.rollouts == "forked", config.texts
         self._states = [_State(index, item) for index, item in enumerate(items)]
         self._pending: dict[str, tuple[_State, Release | None, int]] = {}  # key -> (request, release, attempt)
 
@@ -90,7 +90,8 @@ class Shard:
             self._take(self._engine.step())
         steps = [_step_rows(state, self._task, self._interval) for state in self._states]
         rollouts = [row for state in self._states for row in _rollout_rows(state, self._task)]
-        return pd.concat(steps, ignore_index=True), _rollout_frame(rollouts)
+        frame = _rollout_frame(rollouts)
+        return pd.concat(steps, ignore_index=True), frame if self._texts else frame.drop(columns="text")
 
     def _submit(self, state: _State, release: Release | None, attempt: int = 1) -> None:
         kind = "base" if release is None else f"r{release}"
@@ -209,6 +210,7 @@ def _rollout_rows(state: _State, task: Task) -> list[dict[str, Any]]:
             "finish_reason": output.finish_reason,
             "same_text": output.text == state.never.text,
             "differs": differs,
+            "text": output.text if mode == "adapter" or output.text != state.never.text else None,
         }
         for mode, release, output, differs in outcomes
     ]

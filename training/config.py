@@ -115,7 +115,8 @@ class CollectConfig(Strict):
 
     `shard_size` is the number of requests whose rows are written, or lost in a crash, together. `rollouts`: "whole"
     runs every released request from its prompt, as a server would; "forked" gives it the trace's first r - 1 tokens
-    and generates from there, about half the work. The two agree up to numerics.
+    and generates from there, about half the work. The two agree up to numerics. `texts` keeps the output texts, which
+    `evaluate --pairs` needs; scores, steps and signals are kept either way.
     """
 
     base: Path
@@ -126,6 +127,7 @@ class CollectConfig(Strict):
     shard_size: int = Field(default=128, ge=1)
     noise: NoiseConfig = NoiseConfig()
     rollouts: Literal["whole", "forked"] = "whole"
+    texts: bool = False
 
     @model_validator(mode="after")
     def _names_agree(self) -> "CollectConfig":

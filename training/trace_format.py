@@ -45,9 +45,11 @@ ROLLOUT_COLUMNS = pa.schema(
         ("same_text", BOOL),
         # True: even when repeated, its first r tokens were not the trace's (numerics), so it is left out and counted.
         ("differs", BOOL),
+        # Null unless the collection keeps texts, and where it is the never-released one.
+        ("text", STRING),
     ]
 )
-OPTIONAL_COLUMNS = frozenset({*SIGNAL_COLUMNS, "differs"})
+OPTIONAL_COLUMNS = frozenset({*SIGNAL_COLUMNS, "differs", "text"})
 
 
 class _Strict(BaseModel):

@@ -64,6 +64,22 @@ def test_every_request_has_its_trace_and_a_rollout_for_every_step_of_the_grid(tm
     assert "one" in report.render()
 
 
+def test_texts_are_kept_where_asked(tmp_path: Path) -> None:
+    """The never-released text of every request, and each other one that differs; scores and digest are as without."""
+    for name, texts in (("plain", False), ("kept", True)):
+        (tmp_path / f"{name}-made").mkdir()
+        run(make_collection(tmp_path / f"{name}-made", texts=texts), tmp_path / name)
+    plain, kept = read_traces(tmp_path / "plain"), read_traces(tmp_path / "kept")
+    assert plain.rollouts["text"].isna().all()
+    assert plain.digest() == kept.digest()
+    never = kept.rollouts["mode"] == "adapter"
+    assert (kept.rollouts["text"].notna() == (never | ~kept.rollouts["same_text"])).all()
+    for request in kept.requests.itertuples():
+        tokens = kept.steps.loc[kept.steps["request_id"] == request.request_id, "token_id"]
+        text = kept.rollouts.loc[never & (kept.rollouts["request_id"] == request.request_id), "text"].item()
+        assert text == " ".join(map(str, tokens))
+
+
 def test_meta_says_what_the_traces_were_made_from(tmp_path: Path) -> None:
     """Fingerprints, g, tasks, and the noise floor of both tasks."""
     config = make_collection(tmp_path, noise={"requests": 4, "concurrency": 2})

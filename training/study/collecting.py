@@ -91,7 +91,7 @@ def prepare(data: Path, layout: Layout, base: Path, cell: Cell, how: Collecting)
     config = {
         **{"base": str(base.resolve()), "adapters": {name: str(layout.adapter(cell).resolve())}},
         **{"tasks": {cell.task: task}, "probe_interval": how.probe_interval, "engine": how.engine},
-        **{"shard_size": how.shard_size, "rollouts": how.rollouts},
+        **{"shard_size": how.shard_size, "rollouts": how.rollouts, "texts": True},
         "noise": {"requests": how.noise_requests, "concurrency": 16},
     }
     atomic_write_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
