@@ -143,6 +143,7 @@ def probe_signals(
     base_rows: torch.Tensor | None = None,
     summary: torch.Tensor | None = None,
     base_summary: torch.Tensor | None = None,
+    terms: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """KL, JS, same argmax, ln q[token] and entropy of q for the listed rows, float32 [n, 5]; no other is written.
@@ -153,7 +154,7 @@ def probe_signals(
         rows: int32 [k], the adapter's row of each pair, on the device; -1 stands for no pair. None: all rows.
         base_rows: int32 [k], the base's row of each pair; None: the pair's own place in the list.
         summary, base_summary: what `summarise` gave for these logits (their listed rows), if it ran already.
-        out: memory for the result.
+        terms: float32 [k, 2, chunks], memory for what is in between. out: memory for the result.
 
     Raises:
         ValueError: a shape, stride or dtype does not fit.
@@ -173,7 +174,7 @@ def probe_signals(
         "base_ptr": base_logits,
         "rows_ptr": token_ids if rows is None else rows,
         "base_rows_ptr": token_ids if base_rows is None else base_rows,
-        "terms_ptr": torch.empty((n, 2, chunks), dtype=torch.float32, device=logits.device),
+        "terms_ptr": result(terms, (n, 2, chunks), logits.device),
         "n_rows": logits.shape[0],
         "n_base": base_logits.shape[0],
         "vocab": logits.shape[1],

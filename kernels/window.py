@@ -197,6 +197,9 @@ def push(
     serials: torch.Tensor,
     steps: torch.Tensor,
     requests: torch.Tensor,
+    *,
+    features: torch.Tensor | None = None,
+    due: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Take in one step of a batch.
 
@@ -206,14 +209,17 @@ def push(
         places: int32 [n], the row's place in the state, each place once; -1: nobody's, left out.
         serials: int32 [n], not negative, which request it is. steps: int32 [n], c, the output tokens before this step.
         requests: float32 [3, n], the last dimension dense: prompt_tokens, max_tokens, mean_output_tokens.
+        features, due: memory for the results, dense.
 
     Returns:
         features: float32 [n, FEATURES] in the order of `features.schema`; not written in rows that were left out.
         due: int32 [n], the row itself where it was taken in and probed, else -1.
     """
     n = len(signals)
-    features = torch.empty((n, FEATURES), dtype=torch.float32, device=state.device)
-    due = torch.empty(n, dtype=torch.int32, device=state.device)
+    if features is None:
+        features = torch.empty((n, FEATURES), dtype=torch.float32, device=state.device)
+    if due is None:
+        due = torch.empty(n, dtype=torch.int32, device=state.device)
     if n:
         _window_kernel[(triton.cdiv(n, ROWS),)](
             state_ptr=state,

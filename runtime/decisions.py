@@ -1,6 +1,7 @@
 """Model runner V2 after a forward pass: signals and scores start home with the tokens; once those are read, decisions.
 
-Signals are taken on the device before the sampler, and ride home on vLLM's own copy stream with the tokens.
+The logits are kept before the sampler; what they say is worked out on the device behind it, and comes home before
+vLLM's own copies of the step do.
 """
 
 from __future__ import annotations
@@ -12,30 +13,32 @@ from typing import Any
 
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput
-from vllm.v1.worker.gpu.async_utils import stream
 
 from lorazor.runtime.core import ReleaseCore, Sampled
 from lorazor.runtime.device_policy import DevicePolicy
+from lorazor.runtime.device_step import DeviceStep
 from lorazor.runtime.overlap import Pending, ReleasingOutput
 from lorazor.runtime.shadow import Probed
 from lorazor.runtime.step_plan import StepPlan
-from lorazor.runtime.step_signals import step_signals
 
 logger = logging.getLogger("vllm.lorazor")
 
 
 class Decisions:
-    """For a model runner V2, which gives `_raw` and `_probed` of the step before it samples."""
+    """For a model runner V2, which calls `_keep` and gives `_probed` of the step before it samples.
+
+    Attributes:
+        device_step: None where nobody asks what logits say.
+        device_policy: None where the host scores.
+    """
 
     core: ReleaseCore
+    device_step: DeviceStep | None
     device_policy: DevicePolicy | None
-    max_num_reqs: int
     req_states: Any
-    output_copy_stream: Any
-    main_stream: Any
     _drop_shadows: Any
     _probed: Probed | None
-    _raw: torch.Tensor | None = None
+    _kept = 0
     _sampling = False
     _wanting: Sequence[int] = ()
     _pending: Pending | None = None
@@ -43,7 +46,7 @@ class Decisions:
 
     def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
         """Sample, and start what the raw logits say on its way home."""
-        self._raw, shadows = None, self._drop_shadows(input_batch)
+        self._kept, shadows = 0, self._drop_shadows(input_batch)
         self._wanting = self.core.wanting(input_batch.req_ids) if self.core.decides else []
         self._sampling = shadows or bool(self._wanting)
         try:
@@ -54,39 +57,36 @@ class Decisions:
             self._pending = self._start_home(input_batch, sampled[0].sampled_token_ids)
         return sampled
 
+    def _keep(self, logits: torch.Tensor) -> None:
+        """Keep the step's logits, of which signals are wanted."""
+        if self._wanting and self.device_step is not None:
+            try:
+                self._kept = self.device_step.keep(logits)
+            except Exception:
+                self._tell("signals failed")
+
     def _start_home(self, batch: Any, tokens: torch.Tensor) -> Pending:
         ids = list(batch.req_ids)
         prompt = self.req_states.prompt_len.np[batch.idx_mapping_np[: len(ids)]]
         steps = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)] - prompt
-        probed, raw = set(self._probed.rows) if self._probed is not None else set(), self._raw
+        probed = set(self._probed.rows) if self._probed is not None else set()
         pending = Pending(ids, steps.tolist(), probed, None)
-        self._raw = None
         try:
-            sent = self._outcome(pending, raw, tokens[:, 0])
-            return replace(pending, home=self._home(sent), sent=sent)
+            return replace(pending, home=self._outcome(pending, tokens[:, 0]))
         except Exception:
             self._tell("signals failed")
             return pending
 
-    def _outcome(self, step: Pending, raw: torch.Tensor | None, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _outcome(self, step: Pending, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The step's scores where the policy is on the device, else its signals and probes; nothing if nobody asks."""
-        policy = self.device_policy
-        if raw is None:
+        if self.device_step is None or not self._kept:
             return ()
-        listed, probed = self._wanting, self._probed
+        policy, listed, probed = self.device_policy, self._wanting, self._probed
         wanted = set(listed)
         pairs = [pair for pair in probed.rows.values() if pair[0] in wanted] if probed else []
         windows = self.core.followed.windows(step.ids, step.steps) if policy and self.core.followed else None
-        plan = StepPlan(listed, pairs, windows, self.max_num_reqs, raw.device)
-        signals, probes = step_signals(raw, probed.logits if probed and pairs else None, tokens, plan)
-        return (signals, probes) if policy is None else (policy.score(signals, probes, plan),)
-
-    def _home(self, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        if not sent or sent[0].device.type == "cpu":
-            return sent
-        with stream(self.output_copy_stream, self.main_stream):
-            self.output_copy_stream.wait_stream(self.main_stream)
-            return tuple(tensor.to("cpu", non_blocking=True) for tensor in sent)
+        base = probed.logits if probed and pairs else None
+        return self.device_step.run(self._kept, tokens, StepPlan(listed, pairs, windows), base, policy)
 
     def _tell(self, what: str) -> None:
         if self._tell_of_signals:

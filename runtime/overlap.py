@@ -15,14 +15,13 @@ class Pending:
     """A step whose tokens the host does not have yet: its rows, c of each, those probed, and what is on its way home.
 
     That is scores float64 [n] where the policy is on the device, else signals and probes; empty where nobody asks, None
-    where it was lost. `sent` keeps the device's memory until the other stream has copied it.
+    where it was lost.
     """
 
     ids: list[str]
     steps: list[int]
     probed: set[str]
     home: tuple[torch.Tensor, ...] | None
-    sent: tuple[torch.Tensor, ...] = ()
 
 
 class ReleasingOutput(AsyncModelRunnerOutput):

@@ -19,7 +19,8 @@ from vllm.platforms import current_platform
 from lorazor.runtime.active_loras import ActiveLoras
 from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore
 from lorazor.runtime.decisions import Decisions
-from lorazor.runtime.device_policy import start_device_policy
+from lorazor.runtime.device_policy import DevicePolicy
+from lorazor.runtime.device_step import DeviceStep, start_device_policy
 from lorazor.runtime.lora_state import ReleasableLoraState
 from lorazor.runtime.ranks import agree_on_admissions, take_in_decisions
 from lorazor.runtime.shadow import Probed, ShadowRows
@@ -48,9 +49,19 @@ class ReleaseRunner(Decisions, Unloading, ShadowRows, ActiveLoras, StockRunner):
         self._probes_work = True
         self._leaving: set[int] = set()
         self._adapters: dict[str, int] = {}
-        logits = torch.zeros(2, self.model_config.get_vocab_size(), dtype=self.model_config.dtype, device=self.device)
-        self.device_policy = start_device_policy(core, self.max_num_reqs, logits)
+        self.device_step: DeviceStep | None = None
+        self.device_policy: DevicePolicy | None = None
+        if core.decides and (core.followed is not None or core.config.record):
+            self._start_device_step()
         self._listen()
+
+    def _start_device_step(self) -> None:
+        """Before vLLM measures the memory: what it does not see in its own trial it must be told."""
+        config = self.model_config
+        logits = torch.zeros(1, config.get_vocab_size(), dtype=config.head_dtype, device=self.device)
+        self.device_step = DeviceStep(self.max_num_reqs, logits)
+        self.model_memory_usage += self.device_step.nbytes
+        self.device_policy = start_device_policy(self.core, self.device_step)
 
     def _listen(self) -> None:
         """See the logits before grammar and sampler write into them, and every forward pass before it runs."""
@@ -59,9 +70,9 @@ class ReleaseRunner(Decisions, Unloading, ShadowRows, ActiveLoras, StockRunner):
         def seen(*args: Any, **kwargs: Any) -> Any:
             logits = compute_logits(*args, **kwargs)
             if self._sampling:
+                self._keep(logits)
                 logits, probed = self._take_base(logits)
                 self._probed = probed or self._probed
-                self._raw = logits.clone()
             return logits
 
         self.model.compute_logits = seen

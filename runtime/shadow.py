@@ -32,11 +32,11 @@ class Probed:
     """What a step's probes have found.
 
     Attributes:
-        logits: the base's, [m, V] in the model's dtype.
-        rows: request id -> its row of the batch and of `logits`.
+        logits: the base's, [m, V] in the model's dtype; None: they are rows of the step's own.
+        rows: request id -> its row of the batch and of the base's logits.
     """
 
-    logits: torch.Tensor
+    logits: torch.Tensor | None
     rows: dict[str, tuple[int, int]]
 
 
@@ -138,11 +138,11 @@ class ShadowRows:
         return bool(self._shadows)
 
     def _take_base(self, logits: torch.Tensor) -> tuple[torch.Tensor, Probed | None]:
-        """The logits of the requests' own rows, and what the shadows' are."""
+        """The logits of the requests' own rows, and where the shadows' were."""
         shadows, self._shadows = self._shadows, ()
         if not shadows:
             return logits, None
         n, place = self._batch.num_reqs, {i: k for k, i in enumerate(self._batch.req_ids)}
         self._batch.logits_indices = self._batch.logits_indices[:n]
-        rows = {i: (place[i], k) for k, i in enumerate(shadows)}
-        return logits[:n], Probed(logits[n:], rows) if self._in_place else None
+        rows = {i: (place[i], n + k) for k, i in enumerate(shadows)}
+        return logits[:n], Probed(None, rows) if self._in_place else None

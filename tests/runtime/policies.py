@@ -61,7 +61,9 @@ def break_policy(worker: Any, kind: str) -> None:
     followed, device = worker.core.followed, getattr(worker.model_runner, "device_policy", None)
     followed.score = GuardedScorer(score, 5.0, followed.score._on_failure)
     if device is not None:
-        device.score = lambda signals, *_: torch.from_numpy(score(signals))
+        # No graph has it, and a copy of the wrong shape fails.
+        device.score = lambda signals, probes, windows, out: out is None or out.copy_(torch.from_numpy(score(signals)))
+        worker.model_runner.device_step.graphs, device.graphs = {}, worker.model_runner.device_step.graphs
 
 
 def mend_policy(worker: Any) -> None:
@@ -70,3 +72,4 @@ def mend_policy(worker: Any) -> None:
     core.followed.score = GuardedScorer(core.artifact.scorer.score, 5.0, core.followed.score._on_failure)
     if device is not None:
         vars(device).pop("score", None)
+        worker.model_runner.device_step.graphs = vars(device).pop("graphs", worker.model_runner.device_step.graphs)

@@ -64,21 +64,22 @@ def admitted(request_id: str, threshold: float = 0.5) -> Admitted:
     return Admitted(request_id, "a", PRINT, prompt_tokens=9, max_tokens=40, extra_args=extra)
 
 
-def policy_of(core: ReleaseCore, device: str) -> Any:
-    """Its policy on the device."""
-    from lorazor.runtime.device_policy import start_device_policy
+def step_of(core: Any, device: str) -> tuple[Any, Any]:
+    """Its step and its policy on the device."""
+    from lorazor.runtime.device_step import DeviceStep, start_device_policy
 
-    policy = start_device_policy(core, MOST, torch.zeros(2, VOCAB, device=device))
+    step = DeviceStep(MOST, torch.zeros(1, VOCAB, device=device))
+    policy = start_device_policy(core, step)
     assert policy is not None
-    return policy
+    return step, policy
 
 
-def plan_of(followed: Followed, ids: list[str], steps: list[int], probed: list[int], device: str) -> Any:
+def plan_of(followed: Followed | None, ids: list[str], steps: list[int], pairs: list[tuple[int, int]]) -> Any:
     """The plan of a step whose rows are all listed."""
     from lorazor.runtime.step_plan import StepPlan
 
-    pairs = [(k, j) for j, k in enumerate(probed)]
-    return StepPlan(range(len(ids)), pairs, followed.windows(ids, steps), MOST, torch.device(device))
+    assert followed is not None
+    return StepPlan(range(len(ids)), pairs, followed.windows(ids, steps))
 
 
 def draw_logits(rng: np.random.Generator, n: int, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -89,21 +90,48 @@ def draw_logits(rng: np.random.Generator, n: int, device: str) -> tuple[torch.Te
     return *(torch.tensor(v, dtype=torch.float32, device=device) for v in (x, y)), tokens.to(device)  # type: ignore[return-value]
 
 
-def test_signals_are_those_of_torch(device: str) -> None:
-    """Listed rows and pairs in any order, the base's rows elsewhere; the rest is NaN."""
+def settle(device: str) -> None:
+    """Wait until everything is home."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_signals_are_those_of_torch(device: str, apart: bool) -> None:
+    """Listed rows and pairs in any order, the base's rows apart or behind the others; the rest is NaN."""
+    from lorazor.runtime.device_step import DeviceStep
     from lorazor.runtime.step_plan import StepPlan
-    from lorazor.runtime.step_signals import step_signals
 
     x, y, tokens = draw_logits(np.random.default_rng(0), 5, device)
-    plan = StepPlan([4, 0, 3], [(3, 0), (4, 2)], None, MOST, torch.device(device))
-    signals, probes = (t.cpu() for t in step_signals(x, y[:3], tokens, plan))
-    wanted = reference.adapter_signals(x, tokens).cpu()
-    torch.testing.assert_close(signals[[0, 3, 4]], wanted[[0, 3, 4]], rtol=1e-5, atol=1e-5)
-    wanted = reference.probe_signals(x[[3, 4]], y[[0, 2]], tokens[[3, 4]]).cpu()
-    torch.testing.assert_close(probes[[3, 4]], wanted, rtol=1e-5, atol=1e-5)
-    assert signals[[1, 2]].isnan().all()
-    assert probes[[0, 1, 2]].isnan().all()
-    assert step_signals(x, None, tokens, plan)[1].isnan().all()
+    step = DeviceStep(MOST, x)
+    step.start(None)
+    for listed, pairs in (([4, 0, 3], [(3, 0), (4, 2)]), ([1], []), ([2, 0, 1, 3, 4], [(0, 1)])):
+        own = [(row, base + 5 * (not apart)) for row, base in pairs]
+        kept = step.keep(x if apart else torch.cat([x, y[:3]]))
+        found = step.run(kept, tokens, StepPlan(listed, own), y[:3] if apart and pairs else None)
+        settle(device)
+        signals, probes = found
+        rows, bases = [row for row, _ in pairs], [base for _, base in pairs]
+        wanted = torch.full((5, 4), math.nan)
+        wanted[listed] = reference.adapter_signals(x, tokens).cpu()[listed]
+        torch.testing.assert_close(signals, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+        wanted = torch.full((5, 5), math.nan)
+        if pairs:
+            wanted[rows] = reference.probe_signals(x[rows], y[bases], tokens[rows]).cpu()
+        torch.testing.assert_close(probes, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_logits_of_another_kind(device: str) -> None:
+    """Where a model's logits are not what its configuration says, there is room for them all the same."""
+    from lorazor.runtime.device_step import DeviceStep
+    from lorazor.runtime.step_plan import StepPlan
+
+    x, _, tokens = draw_logits(np.random.default_rng(0), 5, device)
+    step = DeviceStep(MOST, torch.zeros(1, 7, dtype=torch.bfloat16, device=device))
+    step.start(None)
+    signals, _ = step.run(step.keep(x), tokens, StepPlan(range(5)))
+    settle(device)
+    torch.testing.assert_close(signals, reference.adapter_signals(x, tokens).cpu(), rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=12)
@@ -115,7 +143,7 @@ def test_any_course_of_events(artifact: Artifact, device: str, seed: int) -> Non
 
     rng = np.random.default_rng(seed)
     followed = Followed(artifact, 4, 5.0, lambda why: None)
-    policy = policy_of(SimpleNamespace(artifact=artifact, followed=followed), device)  # type: ignore[arg-type]
+    _, policy = step_of(SimpleNamespace(artifact=artifact, followed=followed), device)
     live: dict[str, int] = {}
     past: dict[str, list[torch.Tensor]] = {}
     found: dict[tuple[str, int], tuple[torch.Tensor, float]] = {}
@@ -130,8 +158,8 @@ def test_any_course_of_events(artifact: Artifact, device: str, seed: int) -> Non
         steps = [live[i] - again[i] if i in live else t for i in ids]
         x, y = (torch.tensor(rng.normal(size=(len(ids), width)), dtype=torch.float32) for width in (4, 5))
         x[rng.random(x.shape) < 0.1], y[:, 2], y[rng.random(len(ids)) < 0.5] = math.nan, 1.0, math.nan
-        plan = plan_of(followed, ids, steps, [], device)
-        features, due = policy.push(x.to(device), y.to(device), plan)
+        windows = torch.from_numpy(followed.windows(ids, steps)).to(device)
+        features, due = policy.push(x.to(device), y.to(device), windows)
         scores = forest.score(policy._trees, features, rows=due)
         for k, (i, c) in enumerate(zip(ids, steps, strict=True)):
             counts = i in live and not again[i]
@@ -140,7 +168,7 @@ def test_any_course_of_events(artifact: Artifact, device: str, seed: int) -> Non
                 past[i].append(torch.cat([x[k], y[k]]))
                 live[i] += 1
             if int(due[k]) >= 0:
-                found[i, c] = features[k].cpu(), float(scores[k])
+                found[i, c] = features[k].to("cpu", copy=True), float(scores[k])
     for i, rows in past.items():
         check_offline(artifact, {c: v for (j, c), v in found.items() if j == i}, rows, prompt_tokens=int(i[1:]))
 
@@ -162,11 +190,9 @@ def check_offline(
 def test_the_hosts_decisions(artifact: Artifact, device: str, seed: int) -> None:
     """The same requests give the same releases, broken logits and missing probes included; a request over capacity and
     one without a score keep their adapters, counted."""
-    from lorazor.runtime.step_signals import step_signals
-
     rng = np.random.default_rng(seed)
     host, on_device = core_of(artifact, MOST - 1), core_of(artifact, MOST - 1)
-    policy = policy_of(on_device, device)
+    step, policy = step_of(on_device, device)
     ids = [f"r{k}" for k in range(MOST)]
     for k, request_id in enumerate(ids):
         for core in (host, on_device):
@@ -175,11 +201,14 @@ def test_the_hosts_decisions(artifact: Artifact, device: str, seed: int) -> None
         x, y, tokens = draw_logits(rng, MOST, device)
         x[2], y[3, 5] = math.nan, math.inf
         due = [k for k, i in enumerate(ids) if on_device.wants_probe(i, c) and (k, c) != (0, 1)]
-        plan = plan_of(on_device.followed, ids, [c] * MOST, due, device)  # type: ignore[arg-type]
-        signals, probes = step_signals(x, y[due], tokens, plan)
-        scores = policy.score(signals, probes, plan).tolist()
-        on_device.observe_scores(ids, [c] * MOST, {ids[k]: scores[k] for k in due})
-        host.observe(Sampled(ids, [c] * MOST, tokens.cpu(), signals.cpu(), probes.cpu()))
+        plan = plan_of(on_device.followed, ids, [c] * MOST, [(k, j) for j, k in enumerate(due)])
+        kept, base = step.keep(x), y[due] if due else None
+        signals, probes = step.run(kept, tokens, plan, base)
+        found = step.run(kept, tokens, plan, base, policy)
+        settle(device)
+        assert len(found) == bool(due)
+        on_device.observe_scores(ids, [c] * MOST, {ids[k]: float(found[0][k]) for k in due})
+        host.observe(Sampled(ids, [c] * MOST, tokens.cpu(), signals, probes))
         assert on_device.take_step().released == host.take_step().released
     reasons = [
         {labels["reason"] for name, labels, _ in core.counters.totals() if name == FAILURES}
@@ -196,34 +225,11 @@ def test_a_policy_that_does_not_fit_stays_on_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever stops it from starting on the device, the server starts."""
-    from lorazor.runtime.device_policy import start_device_policy
+    from lorazor.runtime.device_step import DeviceStep, start_device_policy
 
     monkeypatch.setattr("lorazor.kernels.forest.MOST_NODES", 1)
-    assert start_device_policy(core_of(artifact), MOST, torch.zeros(2, VOCAB, device=device)) is None
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_step_waits_for_nothing(artifact: Artifact) -> None:
-    """Plan, signals, windows, forest and the way home: no call synchronises."""
-    from lorazor.runtime.step_signals import step_signals
-
-    core = core_of(artifact)
-    policy = policy_of(core, "cuda")
-    ids = [f"r{k}" for k in range(MOST)]
-    for request_id in ids:
-        core.admit(admitted(request_id, 1.0))
-    x, y, tokens = draw_logits(np.random.default_rng(0), MOST, "cuda")
-    for c in range(3):
-        torch.cuda.set_sync_debug_mode("error" if c else "default")
-        try:
-            plan = plan_of(core.followed, ids, [c] * MOST, [1, 5], "cuda")  # type: ignore[arg-type]
-            signals, probes = step_signals(x.clone(), y, tokens, plan)
-            home = policy.score(signals, probes, plan).to("cpu", non_blocking=True)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.synchronize()
-        assert home.isnan().tolist() == [k not in (1, 5) for k in range(MOST)]
+    step = DeviceStep(MOST, torch.zeros(1, VOCAB, device=device))
+    assert start_device_policy(core_of(artifact), step) is None
 
 
 @pytest.mark.vllm

@@ -21,7 +21,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 # Which model runner the tests run on (see v2_on_cpu.py), where its parts are, and whether its steps overlap.
 ON_V2 = os.environ.get("LORAZOR_TEST_RUNNER", "").startswith("v2")
 PROBING = "lorazor.runtime.scratch.Scratch.place" if ON_V2 else "lorazor.runtime.runner.base_logits"
-SIGNALS = "lorazor.runtime.decisions.step_signals" if ON_V2 else "lorazor.runtime.runner.adapter_signals"
+SIGNALS = "lorazor.runtime.device_step.DeviceStep.run" if ON_V2 else "lorazor.runtime.runner.adapter_signals"
 OVERLAP = int(os.environ.get("LORAZOR_TEST_RUNNER") == "v2-async")
 
 
