@@ -107,8 +107,16 @@ class ReleaseCore:
         self._step = StepReport()
 
     # ------------------------------------------------------------------ one request
-    def admit(self, new: Admitted) -> None:
-        """Start to follow a request, and decide on its admission; options that cannot be read mean "never", counted."""
+    def admit(self, *new: Admitted) -> None:
+        """Follow requests from now on, and decide on their admission; unreadable options mean "never", counted."""
+        for one in new:
+            self._admit(one)
+        # Now, not with the prompt's first token: where steps overlap, the next step is launched before that is read.
+        if self.decides:
+            self._decide([(one.request_id, 0) for one in new])
+            self._probed.update(one.request_id for one in new if self.wants_signals(one.request_id))
+
+    def _admit(self, new: Admitted) -> None:
         choice = self._choose(new)
         self.rule.admit(new.request_id, choice)
         report = Report(public_id(new.request_id), new.adapter, choice.arm, choice.task, sibling(new.request_id))
@@ -126,10 +134,6 @@ class ReleaseCore:
             and not self.followed.start(new.request_id, choice.task or "", new.prompt_tokens, new.max_tokens)
         ):
             self.counters.add(FAILURES, reason="capacity")
-        # Now, not with the prompt's first token: where steps overlap, the next step is launched before that is read.
-        if self.decides:
-            self._decide([(new.request_id, 0)])
-            self._probed |= {new.request_id} if self.wants_signals(new.request_id) else set()
 
     def admissions(self, ids: Sequence[str]) -> tuple[dict[str, int], list[str]]:
         """What was decided about these requests at admission: release steps, and which of them are probed."""

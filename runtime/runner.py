@@ -66,21 +66,20 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
 
     def _admit(self, ids: list[str]) -> None:
         fresh = [i for i in ids if self.requests[i].lora_request is not None and not self.core.follows(i)]
-        for request_id in fresh:
-            state = self.requests[request_id]
-            params = state.sampling_params
-            self.core.admit(
-                Admitted(
-                    request_id,
-                    adapter=state.lora_request.lora_name,
-                    fingerprint=self.fingerprints(state.lora_request.lora_path),
-                    prompt_tokens=state.num_prompt_tokens,
-                    max_tokens=params.max_tokens,
-                    extra_args=params.extra_args,
-                )
-            )
         if fresh:
+            self.core.admit(*map(self._admitted, fresh))
             agree_on_admissions(self.core, fresh)
+
+    def _admitted(self, request_id: str) -> Admitted:
+        state = self.requests[request_id]
+        return Admitted(
+            request_id,
+            adapter=state.lora_request.lora_name,
+            fingerprint=self.fingerprints(state.lora_request.lora_path),
+            prompt_tokens=state.num_prompt_tokens,
+            max_tokens=state.sampling_params.max_tokens,
+            extra_args=state.sampling_params.extra_args,
+        )
 
     def _plan_probes(self, ids: list[str], start: Any, counts: Any) -> None:
         """Which rows to probe: decode rows with one token, still active, at a decision step."""

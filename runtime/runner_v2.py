@@ -94,22 +94,19 @@ class ReleaseRunner(Decisions, Unloading, ShadowRows, ActiveLoras, StockRunner):
         self._adapters |= {new.req_id: new.lora_request.lora_int_id for new in with_adapter}
         with self.core.lock:
             fresh = [new for new in with_adapter if not self.core.follows(new.req_id)]
-            for new in fresh:
-                self._admit(new)
             if fresh:
+                self.core.admit(*map(self._admitted, fresh))
                 agree_on_admissions(self.core, [new.req_id for new in fresh])
             self._take_boundaries(new.req_id for new in with_adapter)
 
-    def _admit(self, new: Any) -> None:
-        self.core.admit(
-            Admitted(
-                new.req_id,
-                adapter=new.lora_request.lora_name,
-                fingerprint=self.fingerprints(new.lora_request.lora_path),
-                prompt_tokens=len(new.prompt_token_ids),
-                max_tokens=new.sampling_params.max_tokens,
-                extra_args=new.sampling_params.extra_args,
-            )
+    def _admitted(self, new: Any) -> Admitted:
+        return Admitted(
+            new.req_id,
+            adapter=new.lora_request.lora_name,
+            fingerprint=self.fingerprints(new.lora_request.lora_path),
+            prompt_tokens=len(new.prompt_token_ids),
+            max_tokens=new.sampling_params.max_tokens,
+            extra_args=new.sampling_params.extra_args,
         )
 
     def finish_requests(self, scheduler_output: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from lorazor.features.window import Window
 from lorazor.policy.artifact import Artifact
 from lorazor.runtime.guard import GuardedScorer
+
+# Scores at admission that are kept: there are as many as there are pairs of prompt length and token limit in use.
+KEPT_SCORES = 1 << 14
 
 
 class Followed:
@@ -32,6 +36,9 @@ class Followed:
         self._rows: dict[str, int] = {}
         self._serials, self._requests = np.full(capacity, -1, np.int32), np.zeros((3, capacity), np.float32)
         self._serial = 0
+        # Rows that nothing was pushed to, whose window is not reset yet, and the scores that such windows had.
+        self._fresh: set[int] = set()
+        self._first_scores: OrderedDict[bytes, float] = OrderedDict()
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._rows
@@ -41,9 +48,9 @@ class Followed:
         if not self._free:
             return False
         row = self._rows[request_id] = self._free.pop()
-        request = prompt_tokens, max_tokens, self._tasks[task].mean_output_tokens
-        self._window.reset(torch.tensor([row]), *request)
-        self._requests[:, row], self._serials[row] = request, self._serial
+        self._requests[:, row] = prompt_tokens, max_tokens, self._tasks[task].mean_output_tokens
+        self._serials[row] = self._serial
+        self._fresh.add(row)
         self._serial = (self._serial + 1) % (1 << 31)
         return True
 
@@ -55,7 +62,9 @@ class Followed:
 
     def push(self, ids: Sequence[str], signals: torch.Tensor, probes: torch.Tensor) -> None:
         """Take in one decode step: signals float32 [n, 4] and probes float32 [n, 5] of n followed requests."""
-        self._window.push(self._index(ids), signals.cpu(), probes.cpu())
+        rows = self._reset(ids)
+        self._fresh.difference_update(rows)
+        self._window.push(torch.tensor(rows), signals.cpu(), probes.cpu())
 
     def windows(self, ids: Sequence[str], steps: Sequence[int]) -> NDArray[np.int32]:
         """Where a device finds the windows of a step's rows: int32 [6, n], what `kernels.window.push` asks for.
@@ -68,15 +77,40 @@ class Followed:
         )
 
     def scores(self, ids: Sequence[str]) -> dict[str, float | None]:
-        """The score of each followed request; None where the policy failed."""
-        return _by_id(ids, self.score(self._window.features(self._index(ids)).numpy())) if ids else {}
+        """The score of each followed request; None where the policy failed.
+
+        At admission a score depends on the request alone; one that is known is not asked for again.
+        """
+        keys = {i: self._requests[:, self._rows[i]].tobytes() for i in ids if self._rows[i] in self._fresh}
+        known: dict[str, float | None] = {
+            i: self._first_scores[key] for i, key in keys.items() if key in self._first_scores
+        }
+        asked = [i for i in ids if i not in known]
+        if asked:
+            features = self._window.features(torch.tensor(self._reset(asked))).numpy()
+            known |= _by_id(asked, self.score(features))
+        for i, key in keys.items():
+            self._remember(key, known[i])
+        return known
+
+    def _remember(self, key: bytes, score: float | None) -> None:
+        if score is not None:
+            self._first_scores[key] = score
+            self._first_scores.move_to_end(key)
+            if len(self._first_scores) > KEPT_SCORES:
+                self._first_scores.popitem(last=False)
 
     def checked(self, scores: Mapping[str, float]) -> dict[str, float | None]:
         """The scores that a device gave; None, counted, where it gave NaN."""
         return _by_id(list(scores), self.score.checked(np.array(list(scores.values()), np.float64)))
 
-    def _index(self, ids: Sequence[str]) -> torch.Tensor:
-        return torch.tensor([self._rows[i] for i in ids])
+    def _reset(self, ids: Sequence[str]) -> list[int]:
+        """The rows of these requests, the windows of those that are fresh reset."""
+        rows = [self._rows[i] for i in ids]
+        fresh = [row for row in rows if row in self._fresh]
+        if fresh:
+            self._window.reset(torch.tensor(fresh), *torch.from_numpy(self._requests[:, fresh]))
+        return rows
 
 
 def _by_id(ids: Sequence[str], scores: NDArray[np.float64]) -> dict[str, float | None]:

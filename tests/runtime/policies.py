@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lorazor.features.schema import FEATURES, SCHEMA_HASH
-from lorazor.policy.artifact import save_artifact
+from lorazor.policy.artifact import Artifact, save_artifact
 from lorazor.policy.fingerprint import fingerprint
 from lorazor.policy.manifest import AdapterEntry, Manifest, TaskPolicy
 from lorazor.runtime.guard import GuardedScorer
@@ -32,19 +32,26 @@ def safe_from_step(step: int, seed: int = 0) -> str:
 
 def make_policy(folder: Path, tiny: Tiny, model: str, threshold: float | None = 0.9) -> str:
     """An artifact that knows adapters a and b; the task "open" has the threshold, "closed" none."""
+    prints = {name: fingerprint(tiny.adapters[name]) for name in "ab"}
+    return str(save_policy(folder, model, fingerprint(tiny.base), prints, threshold).path)
+
+
+def save_policy(
+    folder: Path, model: str, base: str, adapters: dict[str, str], threshold: float | None = 0.9
+) -> Artifact:
+    """An artifact that knows adapters by these fingerprints."""
     manifest = Manifest(
         schema_hash=SCHEMA_HASH,
         features=list(FEATURES),
         probe_interval=PROBE_INTERVAL,
-        base_fingerprint=fingerprint(tiny.base),
-        adapters=[AdapterEntry(name=n, fingerprint=fingerprint(tiny.adapters[n]), task="open") for n in "ab"],
+        base_fingerprint=base,
+        adapters=[AdapterEntry(name=name, fingerprint=print_, task="open") for name, print_ in adapters.items()],
         tasks={
             "open": TaskPolicy(threshold=threshold, mean_output_tokens=20.0),
             "closed": TaskPolicy(threshold=None, mean_output_tokens=20.0),
         },
     )
-    save_artifact(folder, manifest, model)
-    return str(folder)
+    return save_artifact(folder, manifest, model)
 
 
 def break_policy(worker: Any, kind: str) -> None:
