@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from threading import RLock
 from typing import Any
 
@@ -30,6 +31,8 @@ from lorazor.runtime.ids import public_id, sibling
 from lorazor.runtime.recorder import Recorder
 from lorazor.runtime.reports import Report, ReportBook
 from lorazor.runtime.scoring import Followed
+
+Steps = Sequence[int] | NDArray[np.integer[Any]]
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Sampled:
 
 
 FAILURES = "lorazor_policy_failures_total"
+_ENDED = 1 << 62  # more tokens than any step of a request that has ended comes after
 
 
 class ReleaseCore:
@@ -103,6 +107,7 @@ class ReleaseCore:
             else None
         )
         self._live: dict[str, tuple[Report, int]] = {}
+        self._made: dict[str, int] = {}  # output tokens
         self._probed: set[str] = set()
         self._step = StepReport()
 
@@ -120,7 +125,7 @@ class ReleaseCore:
         choice = self._choose(new)
         self.rule.admit(new.request_id, choice)
         report = Report(public_id(new.request_id), new.adapter, choice.arm, choice.task, sibling(new.request_id))
-        self._live[new.request_id] = report, new.prompt_tokens
+        self._live[new.request_id], self._made[new.request_id] = (report, new.prompt_tokens), 0
         if self.decides:
             self._step.admitted[new.request_id] = choice.arm
         self.counters.add("lorazor_requests_total", adapter=new.adapter, task=self._label(choice.task), arm=choice.arm)
@@ -185,10 +190,11 @@ class ReleaseCore:
         """Whether this request was admitted and has not finished."""
         return request_id in self._live
 
-    def unobserved(self, ids: Sequence[str], steps: Sequence[int]) -> list[int]:
-        """The rows, of these requests at these c, whose step has not been observed yet."""
-        found = [self._live.get(i) for i in ids]
-        return [k for k, live in enumerate(found) if live is not None and steps[k] >= live[0].output_tokens]
+    def unobserved(self, ids: Sequence[str], steps: Steps) -> NDArray[np.bool_]:
+        """Which of these requests at these c have not been observed there yet [n]; none that has ended."""
+        made = np.fromiter(map(self._made.get, ids, repeat(_ENDED)), np.int64, len(ids))
+        fresh: NDArray[np.bool_] = np.asarray(steps) >= made
+        return fresh
 
     def boundary(self, request_id: str) -> int | None:
         """The first position of a released request that runs without its adapter; None while it keeps it."""
@@ -199,10 +205,10 @@ class ReleaseCore:
         """Whether the signals of this request's next token will be used."""
         return (self.followed is not None and request_id in self.followed) or request_id in self.recorder
 
-    def wanting(self, ids: Sequence[str]) -> list[int]:
-        """The rows of these requests for which `wants_signals`."""
-        followed: Container[str] = () if self.followed is None else self.followed
-        return [k for k, request_id in enumerate(ids) if request_id in followed or request_id in self.recorder]
+    def wanting(self, ids: Sequence[str], places: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """For which of these requests, in these places of `followed`, `wants_signals` [n]."""
+        wanted: NDArray[np.bool_] = places >= 0
+        return wanted | np.array([i in self.recorder for i in ids]) if self.config.record else wanted
 
     def may_probe(self, steps: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
         """Where `wants_probe` may say so: at decision steps."""
@@ -231,7 +237,8 @@ class ReleaseCore:
     def forget(self, request_id: str) -> None:
         """A request has finished or was aborted."""
         if request_id in self._live:
-            self.reports.keep(self._live.pop(request_id)[0])
+            self.reports.keep(self._report(request_id))
+            del self._live[request_id], self._made[request_id]
             self.rule.forget(request_id)
             self._probed.discard(request_id)
             self._unfollow(request_id)
@@ -247,7 +254,7 @@ class ReleaseCore:
         probed = {i for i, missing in zip(sampled.ids, unprobed, strict=True) if not missing}
         self._observe(sampled.ids, sampled.steps, probed, None)
 
-    def observe_scores(self, ids: Sequence[str], steps: Sequence[int], scores: Mapping[str, float]) -> None:
+    def observe_scores(self, ids: Sequence[str], steps: Steps, scores: Mapping[str, float]) -> None:
         """Take in the sampled rows of a step, c of each, whose windows are on a device, and decide.
 
         `scores` are those of the probed rows; NaN where the device could give none.
@@ -255,16 +262,16 @@ class ReleaseCore:
         self._observe(ids, steps, scores.keys(), scores)
 
     def _observe(
-        self, ids: Sequence[str], steps: Sequence[int], probed: Container[str], scores: Mapping[str, float] | None
+        self, ids: Sequence[str], steps: Steps, probed: Container[str], scores: Mapping[str, float] | None
     ) -> None:
-        sampled = list(zip(ids, steps, strict=True))
-        due = [(i, c) for i, c in sampled if self.followed and i in self.followed and self._is_due(c)]
+        steps, followed = np.asarray(steps), self.followed
+        at = np.flatnonzero(self.may_probe(steps)) if followed is not None else ()
+        due = [(ids[k], int(steps[k])) for k in at if followed is not None and ids[k] in followed]
         ready = [(i, c) for i, c in due if i in probed]
         if len(ready) < len(due):
             self.counters.add(FAILURES, len(due) - len(ready), reason="missing_probe")
         self._decide(ready, scores)
-        for request_id, c in sampled:
-            self._live[request_id][0].output_tokens = c + 1
+        self._made.update(zip(ids, (steps + 1).tolist(), strict=True))
 
     def _decide(self, due: Sequence[tuple[str, int]], given: Mapping[str, float] | None = None) -> None:
         """Decide for (request id, decision step) pairs, on the scores given or with one call of the policy."""
@@ -297,7 +304,13 @@ class ReleaseCore:
     # ------------------------------------------------------------------ for the endpoints
     def report(self, public: str) -> dict[str, Any] | None:
         """The report of a live or recent request by its public id."""
-        return self.reports.get(public, [report for report, _ in self._live.values() if report.request_id == public])
+        live = [i for i, (report, _) in self._live.items() if report.request_id == public]
+        return self.reports.get(public, [self._report(i) for i in live])
+
+    def _report(self, request_id: str) -> Report:
+        report, _ = self._live[request_id]
+        report.output_tokens = self._made[request_id]
+        return report
 
     def status(self) -> dict[str, Any]:
         """What runs here: settings, policy, live requests and counter totals."""

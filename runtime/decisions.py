@@ -7,11 +7,12 @@ vLLM's own copies of the step do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from lorazor.runtime.core import ReleaseCore, Sampled
@@ -40,53 +41,57 @@ class Decisions:
     _probed: Probed | None
     _kept = 0
     _sampling = False
-    _wanting: Sequence[int] = ()
+    _wanted: NDArray[np.bool_] | None = None
     _pending: Pending | None = None
     _tell_of_signals = True
 
     def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
         """Sample, and start what the raw logits say on its way home."""
-        self._kept, shadows = 0, self._drop_shadows(input_batch)
-        self._wanting = self.core.wanting(input_batch.req_ids) if self.core.decides else []
-        self._sampling = shadows or bool(self._wanting)
+        shadows, ids, core = self._drop_shadows(input_batch), input_batch.req_ids, self.core
+        self._kept, self._wanted, places = 0, None, np.zeros(0, np.int32)
+        if core.decides and self.device_step is not None:
+            places = np.full(len(ids), -1, np.int32) if core.followed is None else core.followed.places(ids)
+            self._wanted = core.wanting(ids, places)
+        self._sampling = shadows or (self._wanted is not None and bool(self._wanted.any()))
         try:
             sampled = super().sample(hidden_states, input_batch, grammar_output)  # type: ignore[misc]
         finally:
             self._sampling = False
         if self.core.decides:
-            self._pending = self._start_home(input_batch, sampled[0].sampled_token_ids)
+            self._pending = self._start_home(input_batch, places, sampled[0].sampled_token_ids)
         return sampled
 
     def _keep(self, logits: torch.Tensor) -> None:
         """Keep the step's logits, of which signals are wanted."""
-        if self._wanting and self.device_step is not None:
+        if self._wanted is not None and self.device_step is not None and self._wanted.any():
             try:
                 self._kept = self.device_step.keep(logits)
             except Exception:
                 self._tell("signals failed")
 
-    def _start_home(self, batch: Any, tokens: torch.Tensor) -> Pending:
+    def _start_home(self, batch: Any, places: NDArray[np.int32], tokens: torch.Tensor) -> Pending:
         ids = list(batch.req_ids)
         prompt = self.req_states.prompt_len.np[batch.idx_mapping_np[: len(ids)]]
         steps = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)] - prompt
-        probed = set(self._probed.rows) if self._probed is not None else set()
-        pending = Pending(ids, steps.tolist(), probed, None)
+        probed = {i: row for i, (row, _) in self._probed.rows.items()} if self._probed is not None else {}
+        pending = Pending(ids, steps, probed, None)
         try:
-            return replace(pending, home=self._outcome(pending, tokens[:, 0]))
+            return replace(pending, home=self._outcome(places, steps, tokens[:, 0]))
         except Exception:
             self._tell("signals failed")
             return pending
 
-    def _outcome(self, step: Pending, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _outcome(
+        self, places: NDArray[np.int32], steps: NDArray[np.integer[Any]], tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """The step's scores where the policy is on the device, else its signals and probes; nothing if nobody asks."""
-        if self.device_step is None or not self._kept:
+        wanted, probed, policy, followed = self._wanted, self._probed, self.device_policy, self.core.followed
+        if self.device_step is None or wanted is None or not self._kept:
             return ()
-        policy, listed, probed = self.device_policy, self._wanting, self._probed
-        wanted = set(listed)
-        pairs = [pair for pair in probed.rows.values() if pair[0] in wanted] if probed else []
-        windows = self.core.followed.windows(step.ids, step.steps) if policy and self.core.followed else None
-        base = probed.logits if probed and pairs else None
-        return self.device_step.run(self._kept, tokens, StepPlan(listed, pairs, windows), base, policy)
+        pairs = [pair for pair in probed.rows.values() if wanted[pair[0]]] if probed else []
+        windows = followed.windows(places, steps) if policy is not None and followed is not None else None
+        plan = StepPlan(np.flatnonzero(wanted), pairs, windows)
+        return self.device_step.run(self._kept, tokens, plan, probed.logits if probed and pairs else None, policy)
 
     def _tell(self, what: str) -> None:
         if self._tell_of_signals:
@@ -120,13 +125,13 @@ class Decisions:
 
     def _observe(self, sampled: list[list[int]], pending: Pending, home: tuple[torch.Tensor, ...]) -> None:
         # A step whose output vLLM dropped (preempted meanwhile) is made again and counts once.
-        rows = [k for k in self.core.unobserved(pending.ids, pending.steps) if sampled[k]]
-        ids, steps = [pending.ids[k] for k in rows], [pending.steps[k] for k in rows]
+        made = np.fromiter(map(len, sampled), np.int64, len(sampled)) > 0
+        rows = np.flatnonzero(made & self.core.unobserved(pending.ids, pending.steps))
+        ids, steps = [pending.ids[k] for k in rows], pending.steps[rows]
         if len(home) == 2:
-            signals, probes = home
+            signals, probes = (found[rows] for found in home)
             tokens = torch.tensor([sampled[k][0] for k in rows], dtype=torch.long)
-            self.core.observe(Sampled(ids, steps, tokens, signals[rows], probes[rows]))
+            self.core.observe(Sampled(ids, steps.tolist(), tokens, signals, probes))
             return
-        scores = home[0].tolist() if home else []
-        known = {pending.ids[k]: scores[k] for k in rows if scores and pending.ids[k] in pending.probed}
-        self.core.observe_scores(ids, steps, known)
+        scores = home[0].numpy() if home else ()
+        self.core.observe_scores(ids, steps, {i: float(scores[row]) for i, row in pending.probed.items() if home})

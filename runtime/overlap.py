@@ -6,21 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A step whose tokens the host does not have yet: its rows, c of each, those probed, and what is on its way home.
+    """A step whose tokens the host does not have yet: requests, c of each, the rows of those probed, what comes home.
 
     That is scores float64 [n] where the policy is on the device, else signals and probes; empty where nobody asks, None
     where it was lost.
     """
 
     ids: list[str]
-    steps: list[int]
-    probed: set[str]
+    steps: NDArray[np.integer[Any]]
+    probed: dict[str, int]
     home: tuple[torch.Tensor, ...] | None
 
 

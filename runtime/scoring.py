@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,15 +68,19 @@ class Followed:
         self._fresh.difference_update(rows)
         self._window.push(torch.tensor(rows), signals.cpu(), probes.cpu())
 
-    def windows(self, ids: Sequence[str], steps: Sequence[int]) -> NDArray[np.int32]:
+    def places(self, ids: Sequence[str]) -> NDArray[np.int32]:
+        """Each request's row, int32 [n]; -1: not followed."""
+        return np.fromiter(map(self._rows.get, ids, repeat(-1)), np.int32, len(ids))
+
+    def windows(self, places: NDArray[np.int32], steps: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
         """Where a device finds the windows of a step's rows: int32 [6, n], what `kernels.window.push` asks for.
 
         The rows are place (-1: not followed), serial, c, and the bits of prompt_tokens, max_tokens, mean_output_tokens.
         """
-        places = np.array([self._rows.get(i, -1) for i in ids], np.int32)
-        return np.stack(
-            [places, self._serials[places], np.array(steps, np.int32), *self._requests.view(np.int32)[:, places]]
-        )
+        found = np.empty((6, len(places)), np.int32)
+        found[0], found[1], found[2] = places, self._serials[places], steps
+        found[3:] = self._requests.view(np.int32)[:, places]
+        return found
 
     def scores(self, ids: Sequence[str]) -> dict[str, float | None]:
         """The score of each followed request; None where the policy failed.

@@ -38,7 +38,7 @@ def course(artifact: Artifact, graphs: bool, seed: int, check: bool = False) -> 
         probed = rng.permutation(n)[: int(rng.integers(0, n + 1)) * (c % 2)]
         logits = torch.from_numpy(rng.normal(size=(n + len(probed), VOCAB)) * 3).to("cuda", torch.bfloat16)
         tokens = torch.from_numpy(rng.integers(0, VOCAB, n)).to("cuda")
-        windows = core.followed.windows([ids[k] for k in rows], [c] * n)
+        windows = core.followed.windows(core.followed.places([ids[k] for k in rows]), np.full(n, c))
         pairs = [(int(k), n + j) for j, k in enumerate(probed)]
         torch.cuda.set_sync_debug_mode("error" if check and c else "default")
         try:

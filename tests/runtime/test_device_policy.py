@@ -79,7 +79,7 @@ def plan_of(followed: Followed | None, ids: list[str], steps: list[int], pairs: 
     from lorazor.runtime.step_plan import StepPlan
 
     assert followed is not None
-    return StepPlan(range(len(ids)), pairs, followed.windows(ids, steps))
+    return StepPlan(range(len(ids)), pairs, followed.windows(followed.places(ids), np.array(steps)))
 
 
 def draw_logits(rng: np.random.Generator, n: int, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -158,7 +158,7 @@ def test_any_course_of_events(artifact: Artifact, device: str, seed: int) -> Non
         steps = [live[i] - again[i] if i in live else t for i in ids]
         x, y = (torch.tensor(rng.normal(size=(len(ids), width)), dtype=torch.float32) for width in (4, 5))
         x[rng.random(x.shape) < 0.1], y[:, 2], y[rng.random(len(ids)) < 0.5] = math.nan, 1.0, math.nan
-        windows = torch.from_numpy(followed.windows(ids, steps)).to(device)
+        windows = torch.from_numpy(followed.windows(followed.places(ids), np.array(steps))).to(device)
         features, due = policy.push(x.to(device), y.to(device), windows)
         scores = forest.score(policy._trees, features, rows=due)
         for k, (i, c) in enumerate(zip(ids, steps, strict=True)):
