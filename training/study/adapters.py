@@ -20,7 +20,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "prompt-only": {"cut": Cut.PROMPT},
     "release-aware": {"cut": Cut.RELEASE_AWARE, "distill": 1.0},
 }
-"""What sets the kinds apart; all else is the same for all."""
+"""What sets the kinds apart; all else is the same for all, unless the options say otherwise."""
 
 
 def adapters(
@@ -47,8 +47,7 @@ def adapters(
                 model=base,
                 data=(layout.part(cell.task, ADAPTER_TRAIN),),
                 validation=layout.part(cell.task, ADAPTER_VALIDATION),
-                **RECIPES[cell.adapter],
-                **options,
+                **{**RECIPES[cell.adapter], **options},
             )
             finetune(config, out, resume=Checkpoints(out).folder.exists(), mlflow_uri=None, progress=progress)
         if not curves.has(cell.row()):
