@@ -208,7 +208,7 @@ class ReleaseCore:
     def wanting(self, ids: Sequence[str], places: NDArray[np.int32]) -> NDArray[np.bool_]:
         """For which of these requests, in these places of `followed`, `wants_signals` [n]."""
         wanted: NDArray[np.bool_] = places >= 0
-        return wanted | np.array([i in self.recorder for i in ids]) if self.config.record else wanted
+        return wanted | np.array([i in self.recorder for i in ids], np.bool_) if self.config.record else wanted
 
     def may_probe(self, steps: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
         """Where `wants_probe` may say so: at decision steps."""

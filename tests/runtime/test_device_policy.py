@@ -105,7 +105,8 @@ def test_signals_are_those_of_torch(device: str, apart: bool) -> None:
     x, y, tokens = draw_logits(np.random.default_rng(0), 5, device)
     step = DeviceStep(MOST, x)
     step.start(None)
-    for listed, pairs in (([4, 0, 3], [(3, 0), (4, 2)]), ([1], []), ([2, 0, 1, 3, 4], [(0, 1)])):
+    lists = [([4, 0, 3], [(3, 0), (4, 2)]), ([1], []), ([2, 0, 1, 3, 4], [(0, 1)])]
+    for listed, pairs in lists * 2:  # once more than there is memory for: what was there is overwritten
         own = [(row, base + 5 * (not apart)) for row, base in pairs]
         kept = step.keep(x if apart else torch.cat([x, y[:3]]))
         found = step.run(kept, tokens, StepPlan(listed, own), y[:3] if apart and pairs else None)
