@@ -32,13 +32,15 @@ def course(artifact: Artifact, graphs: bool, seed: int, check: bool = False) -> 
     for request_id in ids:
         core.admit(admitted(request_id, 1.0))
     assert core.followed is not None
+    made = np.zeros(len(ids), np.int64)
     for c in range(STEPS):
         n = int(rng.integers(1, len(ids) + 1))
         rows = rng.permutation(len(ids))[:n]
         probed = rng.permutation(n)[: int(rng.integers(0, n + 1)) * (c % 2)]
         logits = torch.from_numpy(rng.normal(size=(n + len(probed), VOCAB)) * 3).to("cuda", torch.bfloat16)
         tokens = torch.from_numpy(rng.integers(0, VOCAB, n)).to("cuda")
-        windows = core.followed.windows(core.followed.places([ids[k] for k in rows]), np.full(n, c))
+        windows = core.followed.windows(core.followed.places([ids[k] for k in rows]), made[rows])
+        made[rows] += 1
         pairs = [(int(k), n + j) for j, k in enumerate(probed)]
         torch.cuda.set_sync_debug_mode("error" if check and c else "default")
         try:
@@ -47,6 +49,7 @@ def course(artifact: Artifact, graphs: bool, seed: int, check: bool = False) -> 
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
         assert len(found) == bool(pairs)
+        assert all(np.array_equal(np.flatnonzero(~scores.isnan()), np.sort(probed)) for scores in found)
         home += [scores.clone() for scores in found]
     return home
 
