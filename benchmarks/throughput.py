@@ -110,22 +110,28 @@ def asks_of(options: argparse.Namespace, load: str, arm: str, seed: int) -> list
     return asks
 
 
-def measure(engines: dict[str, Engine], options: argparse.Namespace, arms: list[str]) -> dict[tuple[str, str], Any]:
-    """Tokens per second by load and arm, a number for each round; another arm begins each round."""
+def measure(engines: dict[str, Engine], options: argparse.Namespace, arms: list[str]) -> list[dict[str, Any]]:
+    """The table, written anew after each number, so that what was measured outlives a time limit.
+
+    A number is of a round, load and arm; another arm begins each round.
+    """
     for engine in engines.values():
         engine.run(asks=asks_of(options, "lockstep", "stock", -1), first=0, last=0)
     found: dict[tuple[str, str], list[float]] = {}
+    rows, made = list[dict[str, Any]](), provenance()
     for turn in range(options.rounds):
         for load in options.loads:
             kept = options.sequences if load == "steady" else 0
             for arm in (*arms[turn % len(arms) :], *arms[: turn % len(arms)]):
                 if time.monotonic() - START > options.seconds:
-                    return found
+                    return rows
                 asks = asks_of(options, load, arm, turn)
                 answer = engines[ARMS.get(arm, "ours")].run(asks=asks, first=kept, last=kept)
                 found.setdefault((load, arm), []).append(answer["tokens"] / answer["seconds"])
                 print(load, arm, round(found[load, arm][-1]), flush=True)
-    return found
+                rows = [row_of(options, *key, values) for key, values in found.items()]
+                write_rows(options.out, [row | made for row in rows])
+    return rows
 
 
 def row_of(options: argparse.Namespace, load: str, arm: str, values: list[float]) -> dict[str, Any]:
@@ -170,12 +176,9 @@ def main() -> None:
         sys.exit(f"--arms must be among {', '.join(ARMS)} and base, got {unknown[0]}")
     with tempfile.TemporaryDirectory() as scratch:
         engines = start_engines(Path(scratch), options, [arm for arm in arms if arm in ARMS])
-        found = measure(engines, options, arms)
+        rows = measure(engines, options, arms)
         for engine in engines.values():
             engine.close()
-    made = provenance()
-    rows = [row_of(options, load, arm, values) for (load, arm), values in found.items()]
-    write_rows(options.out, [row | made for row in rows])
     for row in rows:
         print(f"{row['load']:10}{row['path']:14}{row['tokens_per_s']:9.0f}  {row['rounds']}")
 

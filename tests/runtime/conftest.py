@@ -10,6 +10,8 @@ import pytest
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+# On CUDA vLLM's float32 attention would multiply in TF32, which is too coarse for what is compared here.
+os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 if os.environ.get("LORAZOR_TEST_RUNNER", "").startswith("v2"):
     from tests.runtime.v2_on_cpu import prepare
 
