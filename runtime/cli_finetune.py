@@ -39,6 +39,9 @@ def finetune(
     batch: Annotated[int, typer.Option(help="Examples at once on each device.")] = 16,
     accumulate: Annotated[int, typer.Option(help="Batches to an optimizer step.")] = 1,
     max_length: Annotated[int, typer.Option(help="The most tokens of prompt and target.")] = 1024,
+    group_by_length: Annotated[
+        bool, typer.Option("--group-by-length", help="Examples alike in length together: less padding, less chance.")
+    ] = False,
     bf16: Annotated[bool, typer.Option("--bf16", help="Base and computation in bfloat16.")] = False,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Less memory, a third more time.")

@@ -36,6 +36,7 @@ class FinetuneConfig(Strict):
     batch: int = Field(default=16, ge=1)
     accumulate: int = Field(default=1, ge=1)
     max_length: int = Field(default=1024, ge=2)
+    group_by_length: bool = False
     bf16: bool = False
     gradient_checkpointing: bool = False
     seed: int = Field(default=0, ge=0)

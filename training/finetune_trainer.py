@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import Trainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from lorazor.training.boundary_mask import BoundaryMask
 from lorazor.training.finetune_config import FinetuneConfig
@@ -18,6 +19,19 @@ from lorazor.training.finetune_data import IGNORED, Batch, boundaries, positions
 from lorazor.training.finetune_own import OwnOutputs
 
 JUDGED = (Cut.NEVER, Cut.PROMPT)  # validation is done with each
+
+
+class ByLength(LengthGroupedSampler):
+    """Examples of like length together, in an order that follows from seed and epoch alone."""
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
+        super().__init__(batch_size, lengths=lengths)
+        self._seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Trainer before each epoch, also of a run that goes on."""
+        self.generator = torch.Generator().manual_seed(self._seed + epoch)
 
 
 class FinetuneTrainer(Trainer):
@@ -33,6 +47,14 @@ class FinetuneTrainer(Trainer):
         super().__init__(**options)
         self.config, self.own = config, own
         self.boundary = BoundaryMask(self.model)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Trainer's own grouping by length wants examples that are mappings."""
+        if not self.config.group_by_length:
+            return super()._get_train_sampler(train_dataset)
+        examples = self.train_dataset if train_dataset is None else train_dataset
+        lengths = [len(example.prompt) + len(example.target) for example in examples]
+        return ByLength(self.config.batch * self.config.accumulate, lengths, self.config.seed)
 
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Tensor | None = None

@@ -88,24 +88,29 @@ def test_leaves_a_peft_folder_that_says_how_it_was_made(
     assert {f.path for f in client.list_artifacts(logged.info.run_id)} == {"adapter", "report.txt"}
 
 
+@pytest.mark.parametrize("options", [(), ("--group-by-length",)])
 def test_a_stopped_run_goes_on_to_the_same_weights(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
 ) -> None:
     """Stopped between two checkpoints and resumed, every weight equals that of the run that was left alone."""
-    assert run(folder, tmp_path / "whole") == 0
+    assert run(folder, tmp_path / "whole", *options) == 0
     out = tmp_path / "stopped"
     with monkeypatch.context() as patch:
         stop_at(patch, 10)
-        assert run(folder, out) == 130
+        assert run(folder, out, *options) == 130
     assert not out.exists()
     assert (tmp_path / "stopped.checkpoints" / "checkpoint-8").is_dir()
     capsys.readouterr()
-    assert run(folder, out) == 2
+    assert run(folder, out, *options) == 2
     assert "stopped.checkpoints holds a run that did not end: give --resume" in capsys.readouterr().err
-    assert run(folder, out, "--resume", "--lr", "0.02") == 2
+    assert run(folder, out, *options, "--resume", "--lr", "0.02") == 2
     assert "was started otherwise: recipe.lr was 0.01, is 0.02" in capsys.readouterr().err
     (tmp_path / "stopped.checkpoints" / "checkpoint-9").mkdir()  # a kill while it was being written
-    assert run(folder, out, "--resume") == 0
+    assert run(folder, out, *options, "--resume") == 0
     whole, resumed = (load_file(path / "adapter_model.safetensors") for path in (tmp_path / "whole", out))
     assert whole.keys() == resumed.keys()
     for name, weight in whole.items():

@@ -175,3 +175,16 @@ def test_validation_judges_the_unreleased_and_the_prompt_only_path(base: Tiny, t
         assert metrics[f"eval_{cut}_exact"] == pytest.approx(exact / len(trainer.eval_dataset))
     assert metrics["eval_never_loss"] != pytest.approx(metrics["eval_prompt_loss"], rel=1e-3)
     assert metrics["eval_loss"] == pytest.approx((metrics["eval_never_loss"] + metrics["eval_prompt_loss"]) / 2)
+
+
+def test_grouping_by_length_pads_less_and_leaves_nobody_out(base: Tiny, tmp_path: Path) -> None:
+    """An epoch holds every example once; the batches are narrower than in Trainer's own order."""
+    padded = {}
+    for grouped in (False, True):
+        trainer = trainer_of(configured(base, batch=2, group_by_length=grouped), tmp_path / str(grouped))
+        batches = list(trainer.get_train_dataloader())
+        assert sorted(i for batch in batches for i in batch["index"].tolist()) == list(
+            range(len(trainer.train_dataset))
+        )
+        padded[grouped] = sum(int((batch["attention_mask"] == 0).sum()) for batch in batches)
+    assert padded[True] < padded[False]
