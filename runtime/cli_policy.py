@@ -109,18 +109,34 @@ def tune(
 
 
 def evaluate(
-    policy: Policy, traces: Traces, task: OneTask = None, unseen_only: Unseen = False, json: Json = None
+    policy: Policy,
+    traces: Traces,
+    task: OneTask = None,
+    unseen_only: Unseen = False,
+    json: Json = None,
+    pairs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write released and never-released texts for blind judges.")
+    ] = None,
+    requests: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The collection's JSONL, to show what was asked in each pair.")
+    ] = None,
+    pairs_seed: Annotated[int, typer.Option(min=0, help="Of the order in pairs.")] = 0,
 ) -> None:
     """Replay a policy, as it stands, exactly over traces and rollouts.
 
     \b
-    Example:
+    Examples:
       lorazor evaluate policy/ test-traces/ --json evaluation.json
+      lorazor evaluate policy/ test-traces/ --pairs judge.jsonl --requests test.jsonl
     """
     with needs_extra("training"), stages() as progress:
         from lorazor.training.evaluate import evaluate as run
+        from lorazor.training.pairs import Pairs
 
-        report = run(policy, traces, task=task, unseen_only=unseen_only, json_path=json, progress=progress)
+        for_judges = Pairs(pairs, requests, pairs_seed) if pairs is not None else None
+        report = run(
+            policy, traces, task=task, unseen_only=unseen_only, json_path=json, pairs=for_judges, progress=progress
+        )
     typer.echo(report.render())
 
 

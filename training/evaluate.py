@@ -11,7 +11,9 @@ import numpy as np
 
 from lorazor.policy.manifest import TaskPolicy
 from lorazor.training.calibration import Scored, calibration
+from lorazor.training.pairs import Pairs, PairsReport, write_pairs
 from lorazor.training.replay import LeftOut, Outcome, Summary, summarize
+from lorazor.training.traces import read_traces
 from lorazor.training.tune_report import percent, table, task_numbers, without_unknown, write_json
 
 
@@ -34,6 +36,7 @@ class EvaluateReport:
     artifact: Path
     tasks: dict[str, EvaluatedTask]
     unknown: tuple[str, ...] = ()
+    pairs: PairsReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of design.md; max_drop, confidence and bound are those that `tune` recorded."""
@@ -42,7 +45,8 @@ class EvaluateReport:
     def render(self) -> str:
         """The report as text, one block per task."""
         notes = [f"note: task {t!r} is unknown to the policy: never released, not counted here" for t in self.unknown]
-        return "\n\n".join([*(_text(name, task) for name, task in self.tasks.items()), *notes])
+        pairs = [self.pairs.render()] if self.pairs else []
+        return "\n\n".join([*(_text(name, task) for name, task in self.tasks.items()), *notes, *pairs])
 
 
 def evaluate(
@@ -52,6 +56,7 @@ def evaluate(
     task: str | None = None,
     unseen_only: bool = False,
     json_path: str | Path | None = None,
+    pairs: Pairs | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> EvaluateReport:
     """Replay an artifact (a folder or `models:/name@alias`) over the traces of a folder.
@@ -60,17 +65,19 @@ def evaluate(
         task: this task only.
         unseen_only: leave out the requests that training saw; otherwise they are counted and flagged.
         json_path: where to write `EvaluateReport.to_dict()`.
+        pairs: where to write texts for human preference.
         progress: called with one line per task.
 
     Raises:
-        InputError: another base, g or schema, an unknown task or adapter, no requests.
+        InputError: another base, g or schema, an unknown task or adapter, no requests, or what `write_pairs` refuses.
     """
     data = calibration(artifact_dir, traces_dir, task=task, unseen_only=unseen_only)
     tasks = {}
     for name, scored in data.tasks.items():
         progress(f"{name}: {len(scored.table):,} requests")
         tasks[name] = replayed(scored, data.artifact.manifest.tasks[name])
-    report = EvaluateReport(Path(artifact_dir), tasks, data.unknown)
+    written = write_pairs(pairs, data, read_traces(traces_dir)) if pairs is not None else None
+    report = EvaluateReport(Path(artifact_dir), tasks, data.unknown, written)
     if json_path is not None:
         write_json(json_path, report.to_dict())
     return report
