@@ -17,6 +17,7 @@ from lorazor.features.errors import InputError
 from lorazor.policy.manifest import TaskPolicy
 from lorazor.training.calibration import Calibration, Scored
 from lorazor.training.collect_data import read_requests
+from lorazor.training.output_texts import OutputTexts
 from lorazor.training.provenance import atomic_write_text
 from lorazor.training.traces import TraceSet
 
@@ -66,28 +67,18 @@ def write_pairs(pairs: Pairs, data: Calibration, traces: TraceSet) -> PairsRepor
     for file in (path, key):
         if file.exists():
             raise InputError(f"{file} is there already: give another file for the pairs")
-    texts = _texts(traces)
+    texts = OutputTexts(traces)
     found = [
         row for name, scored in data.tasks.items() for row in _released(scored, data.artifact.manifest.tasks[name])
     ]
-    differing = [(i, r) for i, r in found if (i, r) in texts]
+    differing = [(i, r) for i, r in found if texts.differs(i, r)]
     asked = _asked(requests, data.tasks) if requests is not None else {}
-    rows = [_pair(i, texts[i, None], texts[i, r], seed) for i, r in differing]
+    rows = [_pair(i, texts.never(i), texts.released(i, r), seed) for i, r in differing]
     rows.sort(key=lambda row: _coin(row["request_id"], seed, "order"))
     public = [_public(number, row, asked, requests) for number, row in enumerate(rows, 1)]
     atomic_write_text(key, _lines({"pair": n, **_secret(row)} for n, row in enumerate(rows, 1)))
     atomic_write_text(path, _lines(public))
     return PairsReport(path, key, len(rows), len(found) - len(rows))
-
-
-def _texts(traces: TraceSet) -> dict[tuple[str, int | None], str]:
-    """(request, release step; None: never) -> text, where there is one of its own."""
-    rows = traces.rollouts[traces.rollouts["mode"].isin(["adapter", "released"])]
-    rows = rows[rows["text"].notna()]
-    if rows.empty:
-        raise InputError("the collection kept no texts: collect with `texts: true` in its YAML file")
-    steps = [None if mode == "adapter" else int(r) for mode, r in zip(rows["mode"], rows["release_step"], strict=True)]
-    return dict(zip(zip(rows["request_id"], steps, strict=True), rows["text"], strict=True))
 
 
 def _released(scored: Scored, policy: TaskPolicy) -> list[tuple[str, int]]:

@@ -137,6 +137,7 @@ HOSTILE: dict[str, tuple[Callable[[str], str], str]] = {
     "a leaf value less": (_resized(r"^leaf_value=\S+ ", "leaf_value="), "leaf_value has 14 values, must have 15"),
     "a count less": (_resized(r"^leaf_count=\S+ ", "leaf_count="), "leaf_count has 14 values, must have 15"),
     "categorical": (_resized("^num_cat=0", "num_cat=1"), "categorical splits"),
+    "two equal signs": (_replace(r"^feature_infos=\[", "feature_infos=[="), "not a new key=value"),
     "linear": (_resized("^is_linear=0", "is_linear=1"), "linear leaves"),
     "decision of another kind": (_resized(r"^decision_type=\d+", "decision_type=1"), "unknown decision_type"),
 }

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lorazor.training.study.layout import CALIBRATE, POLICY_TRAIN, TEST, Cell, Layout
@@ -56,3 +57,15 @@ def renamed(traces: TraceSet) -> TraceSet:
         return frame.assign(request_id=frame["task"] + "/" + frame["request_id"])
 
     return replace(traces, steps=with_task(traces.steps), rollouts=with_task(traces.rollouts))
+
+
+def with_texts(traces: TraceSet) -> pd.DataFrame:
+    """Rollouts with a text for each outcome that says what it is; null where it is the never-released one."""
+    rows = traces.rollouts
+    texts = [
+        None if same and mode != "adapter" else f"{i} {mode} {r if mode == 'released' else ''}".strip()
+        for i, mode, r, same in zip(
+            rows["request_id"], rows["mode"], rows["release_step"], rows["same_text"], strict=True
+        )
+    ]
+    return rows.assign(text=np.array(texts, object))

@@ -12,22 +12,10 @@ from lorazor.policy.manifest import TaskPolicy
 from lorazor.runtime.cli import main
 from lorazor.training.pairs import key_path
 from lorazor.training.replay import ReplayTable
-from lorazor.training.traces import TraceSet, read_traces, write_traces
+from lorazor.training.traces import read_traces, write_traces
 from tests.planted import planted_traces
 from tests.planted_policy import planted_artifact
-from tests.training.study_folder import renamed
-
-
-def with_texts(traces: TraceSet) -> Any:
-    """Rollouts with a text for each outcome that says what it is; null where it is the never-released one."""
-    rows = traces.rollouts
-    texts = [
-        None if same and mode != "adapter" else f"{i} {mode} {r if mode == 'released' else ''}".strip()
-        for i, mode, r, same in zip(
-            rows["request_id"], rows["mode"], rows["release_step"], rows["same_text"], strict=True
-        )
-    ]
-    return rows.assign(text=np.array(texts, object))
+from tests.training.study_folder import renamed, with_texts
 
 
 @pytest.fixture(scope="module")

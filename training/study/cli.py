@@ -26,6 +26,7 @@ app.command()(cli_make.collect)
 app.command()(cli_judge.policies)
 app.command()(cli_judge.guarantee)
 app.command()(cli_judge.ablate)
+app.command()(cli_judge.texts)
 app.command()(cli_judge.report)
 
 

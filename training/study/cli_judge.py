@@ -1,4 +1,4 @@
-"""The stages that need no GPU: policies, guarantee, ablate and report."""
+"""The stages that need no GPU: policies, guarantee, ablate, texts and report."""
 
 from typing import Annotated
 
@@ -67,6 +67,24 @@ def ablate(
 
     layout = Layout(out)
     run(layout, layout.collected(task, adapter), promise(max_drop, confidence), seed=seed, progress=tell)
+
+
+def texts(
+    out: Out,
+    task: Tasks = [],  # noqa: B006
+    adapter: Kinds = [],  # noqa: B006
+    seed: Seed = 0,
+) -> None:
+    """Count outputs that keep their task's format, and refusals, before and after a release.
+
+    \b
+    Example:
+      python -P -m lorazor.training.study texts --out study/
+    """
+    from lorazor.training.study.texts import texts as run
+
+    layout = Layout(out)
+    run(layout, layout.collected(task, adapter), seed=seed, progress=tell)
 
 
 def report(out: Out) -> None:

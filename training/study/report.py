@@ -18,7 +18,19 @@ from lorazor.training.study.numbers import SOLVED
 from lorazor.training.study.policies import PROMPT_ONLY
 from lorazor.training.study.results import read_rows
 
-TABLES = ("split", "curves", "diagnosis", "policies", "bands", "since", "guarantee", "drift", "ablation", "importance")
+TABLES = (
+    "split",
+    "curves",
+    "diagnosis",
+    "policies",
+    "bands",
+    "since",
+    "guarantee",
+    "drift",
+    "ablation",
+    "importance",
+    "texts",
+)
 CELL = ["backbone", "task", "adapter"]
 SIGNIFICANT = 0.05
 
@@ -53,6 +65,7 @@ def _sections(tables: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
         ("Score by tokens since the release (S > 0)", "since", lambda t: t),
         ("Without a part, and from elsewhere (S > 0)", "ablation", ablation_table),
         ("What flips first when released", "diagnosis", flip_table),
+        ("Outputs that keep their format, and refusals", "texts", lambda t: t),
     ]
     return [(title, markdown(function(tables[name]))) for title, name, function in made if name in tables]
 
