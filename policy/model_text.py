@@ -136,8 +136,7 @@ def _check_tree(block: str, number: int, features: int) -> None:
 def _fields(lines: list[str], where: str) -> dict[str, str]:
     pairs = [line.partition("=") for line in lines]
     fields = {key: value for key, _, value in pairs}
-    # LightGBM splits at every "=", and refuses a line with two.
-    if len(fields) < len(pairs) or any(line.count("=") != 1 for line in lines):
+    if len(fields) < len(pairs) or not all(equals for _, equals, _ in pairs):
         raise InputError(f"model.txt: {where} has a line that is not a new key=value")
     return fields
 

@@ -137,7 +137,6 @@ HOSTILE: dict[str, tuple[Callable[[str], str], str]] = {
     "a leaf value less": (_resized(r"^leaf_value=\S+ ", "leaf_value="), "leaf_value has 14 values, must have 15"),
     "a count less": (_resized(r"^leaf_count=\S+ ", "leaf_count="), "leaf_count has 14 values, must have 15"),
     "categorical": (_resized("^num_cat=0", "num_cat=1"), "categorical splits"),
-    "two equal signs": (_replace(r"^feature_infos=\[", "feature_infos=[="), "not a new key=value"),
     "linear": (_resized("^is_linear=0", "is_linear=1"), "linear leaves"),
     "decision of another kind": (_resized(r"^decision_type=\d+", "decision_type=1"), "unknown decision_type"),
 }
@@ -155,7 +154,8 @@ def test_bad_text_is_refused_with_a_reason(model_txt: str, damage: Callable[[str
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_random_damage_is_refused_or_harmless(model_txt: str, data: st.DataObject) -> None:
-    """Text with random characters changed anywhere raises InputError, or passes as a well-formed model."""
+    """Text with random characters changed anywhere raises InputError, or LightGBM says what is wrong with it (in the
+    child, for a Scorer), or passes as a well-formed model; it never crashes or hangs."""
     at = data.draw(st.integers(0, len(model_txt) - 1))
     new = data.draw(st.text(st.characters(max_codepoint=300), max_size=5))
     damaged = model_txt[:at] + new + model_txt[at + data.draw(st.integers(0, 40)) :]
@@ -163,7 +163,11 @@ def test_random_damage_is_refused_or_harmless(model_txt: str, data: st.DataObjec
         checked = checked_model_text(damaged, FEATURES)
     except InputError:
         return
-    scores = lightgbm.Booster(model_str=checked).predict(np.zeros((2, len(FEATURES)), dtype=np.float32))
+    try:
+        booster = lightgbm.Booster(model_str=checked)
+    except lightgbm.basic.LightGBMError:
+        return
+    scores = booster.predict(np.zeros((2, len(FEATURES)), dtype=np.float32))
     assert ((scores >= 0.0) & (scores <= 1.0)).all()
 
 
