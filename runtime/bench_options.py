@@ -109,6 +109,15 @@ def lorazor_command(model: str, engine: Engine, policy: str | None) -> list[str]
     return [sys.executable, "-P", *LORAZOR, model, *engine.flags, *(("--policy", policy) if policy else ())]
 
 
+def launch(
+    name: str, model: str, engine: Engine, policy: str | None, stock_options: Sequence[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of one of the two servers, "stock" or "lorazor"."""
+    if name == "stock":
+        return stock_command(model, engine, stock_options), stock_environment(engine.environment)
+    return lorazor_command(model, engine, policy), engine.environment
+
+
 def stock_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without our plugin: every other one stays."""
     named = environment.get("VLLM_PLUGINS")

@@ -66,7 +66,7 @@ def serving(name: str, command: Sequence[str], environment: Mapping[str, str], l
         log: its output is appended.
 
     Raises:
-        InputError: it stopped, or did not answer within START_SECONDS; the sentence names the log.
+        InputError: it stopped, or did not answer within START_SECONDS; the sentence has the log and its last line.
     """
     begin, port = time.monotonic(), free_port()
     url = f"http://{HOST}:{port}"
@@ -82,7 +82,13 @@ def serving(name: str, command: Sequence[str], environment: Mapping[str, str], l
 def _wait(name: str, process: subprocess.Popen[bytes], url: str, begin: float, log: Path) -> None:
     while not bench_watch.healthy(url):
         if process.poll() is not None:
-            raise InputError(f"the {name} server stopped with exit code {process.returncode}; see {log}")
+            raise InputError(f"the {name} server stopped with exit code {process.returncode}; see {log}{_end(log)}")
         if time.monotonic() - begin > START_SECONDS:
-            raise InputError(f"the {name} server did not answer within {START_SECONDS} s; see {log}")
+            raise InputError(f"the {name} server did not answer within {START_SECONDS} s; see {log}{_end(log)}")
         time.sleep(0.5)
+
+
+def _end(log: Path) -> str:
+    """The log's last line that is not blank, as the end of a sentence."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f", which ends with: {lines[-1]}" if lines else ""

@@ -1,9 +1,6 @@
 """`lorazor bench`: its command line; cli_bench_run.py does the work."""
 
 import shlex
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +9,7 @@ import typer
 
 from lorazor.features.errors import InputError
 from lorazor.runtime.cli_text import needs_extra, stages
+from lorazor.runtime.processes import terminated_as_interrupted
 
 
 class WorkloadName(StrEnum):
@@ -104,7 +102,7 @@ def bench(
         **{"requests": requests, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens},
         **{"choice": adapter_choice, "zipf_exponent": zipf_exponent},
     }
-    with needs_extra("bench"), _terminated_as_interrupted(), stages() as say:
+    with needs_extra("bench"), terminated_as_interrupted(), stages() as say:
         from lorazor.runtime.cli_bench_run import Asked, run
 
         asked = Asked(
@@ -133,17 +131,3 @@ def _words(text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise InputError(f"--stock-options {text!r}: {error}") from None
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM unwind the block as Ctrl-C does, so that no server outlives its bench."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

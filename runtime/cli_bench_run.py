@@ -115,12 +115,8 @@ class _Fleet:
     @contextmanager
     def start(self, name: str) -> Iterator[Server]:
         """One of the two, for the length of the block."""
-        asked, environment = self.asked, self.engine.environment
-        if name == "stock":
-            command = bench_options.stock_command(asked.model, self.engine, asked.stock_options)
-            environment = bench_options.stock_environment(environment)
-        else:
-            command = bench_options.lorazor_command(asked.model, self.engine, asked.policy)
+        asked = self.asked
+        command, environment = bench_options.launch(name, asked.model, self.engine, asked.policy, asked.stock_options)
         logs = asked.out / LOGS
         logs.mkdir(parents=True, exist_ok=True)
         with serving(name, command, environment, logs / f"{name}.log") as server:

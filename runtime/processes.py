@@ -5,7 +5,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO
 
 HOST = "127.0.0.1"
@@ -58,3 +59,17 @@ def _signal(process: subprocess.Popen[bytes], number: int, seconds: float) -> No
             time.sleep(0.1)
     except ProcessLookupError:
         pass  # nothing is left
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM unwind the block as Ctrl-C does, so that no server outlives whoever started it."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

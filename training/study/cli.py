@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from lorazor.features.command import run_command
-from lorazor.training.study import cli_judge, cli_make
+from lorazor.training.study import cli_judge, cli_make, cli_serve
 
 NAME = "lorazor.training.study"
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command()(cli_judge.policies)
 app.command()(cli_judge.guarantee)
 app.command()(cli_judge.ablate)
 app.command()(cli_judge.texts)
+app.command()(cli_serve.serve)
 app.command()(cli_judge.report)
 
 

@@ -80,7 +80,7 @@ def prepare(data: Path, layout: Layout, base: Path, cell: Cell, how: Collecting)
         for row in rows_of(layout.part(cell.task, part))[: how.limit]
     ]
     atomic_write_text(folder / REQUESTS, "".join(lines))
-    name = f"{cell.task}-{cell.adapter}"
+    name = cell.served_name
     task = {
         "adapter": name,
         "data": REQUESTS,

@@ -4,6 +4,7 @@ split/TASK/PART.jsonl, split.csv                         what each part holds
 adapters/BACKBONE/TASK/KIND/                             a PEFT folder
 traces/BACKBONE/TASK/KIND/{requests.jsonl, rows/}        one collection, all policy parts
 policies/BACKBONE/TASK/KIND/                             a policy artifact that is not tuned yet
+served/BACKBONE/KIND/{policy/, NAME.log}                 the tuned artifact that was served, and what the servers said
 NAME.csv                                                 results, a row per measured thing
 """
 
@@ -35,6 +36,11 @@ class Cell:
         """The columns by which its rows are known."""
         return asdict(self)
 
+    @property
+    def served_name(self) -> str:
+        """The name under which its adapter is collected and served."""
+        return f"{self.task}-{self.adapter}"
+
     def __str__(self) -> str:
         return f"{self.backbone} · {self.task} · {self.adapter}"
 
@@ -60,6 +66,10 @@ class Layout:
     def artifact(self, cell: Cell) -> Path:
         """The policy that was trained on its traces."""
         return self._of("policies", cell)
+
+    def served(self, cell: Cell) -> Path:
+        """The folder of its backbone's and kind's servers, which hold the adapters of all tasks."""
+        return self.out / "served" / cell.backbone / cell.adapter
 
     def csv(self, name: str) -> Path:
         """A table of results."""

@@ -12,6 +12,7 @@ from scipy import stats
 from lorazor.features.errors import InputError
 from lorazor.training.provenance import atomic_write_text
 from lorazor.training.publish import LEARNED
+from lorazor.training.study.e2e import e2e_table
 from lorazor.training.study.figures import draw
 from lorazor.training.study.layout import Layout
 from lorazor.training.study.numbers import SOLVED
@@ -30,6 +31,7 @@ TABLES = (
     "ablation",
     "importance",
     "texts",
+    "e2e",
 )
 CELL = ["backbone", "task", "adapter"]
 SIGNIFICANT = 0.05
@@ -64,6 +66,7 @@ def _sections(tables: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
         ("Drift: calibrated on short requests", "drift", lambda t: t),
         ("Score by tokens since the release (S > 0)", "since", lambda t: t),
         ("Without a part, and from elsewhere (S > 0)", "ablation", ablation_table),
+        ("Served end to end, beside replay", "e2e", e2e_table),
         ("What flips first when released", "diagnosis", flip_table),
         ("Outputs that keep their format, and refusals", "texts", lambda t: t),
     ]
