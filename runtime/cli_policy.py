@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lorazor.features.errors import InputError
 from lorazor.runtime.cli_text import needs_extra, stages
 
 Policy = Annotated[str, typer.Argument(metavar="POLICY", help="Policy artifact: a folder, or models:/name@alias.")]
@@ -133,6 +134,8 @@ def evaluate(
         from lorazor.training.evaluate import evaluate as run
         from lorazor.training.pairs import Pairs
 
+        if requests is not None and pairs is None:
+            raise InputError(f"--requests {requests} shows what was asked in --pairs, which is not given")
         for_judges = Pairs(pairs, requests, pairs_seed) if pairs is not None else None
         report = run(
             policy, traces, task=task, unseen_only=unseen_only, json_path=json, pairs=for_judges, progress=progress

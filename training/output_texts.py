@@ -10,13 +10,17 @@ class OutputTexts:
     """Never-released, released and base texts; one that was not stored is the never-released one.
 
     Raises:
-        InputError: the collection kept no texts.
+        InputError: the collection kept no texts, or not those of every outcome.
     """
 
     def __init__(self, traces: TraceSet) -> None:
-        rows = traces.rollouts[traces.rollouts["text"].notna()]
-        if rows.empty:
-            raise InputError("the collection kept no texts: collect with `texts: true` in its YAML file")
+        every = traces.rollouts
+        own = (every["mode"] == "adapter") | ~every["same_text"]
+        lacking = int((every["text"].isna() & own).sum())
+        if lacking:
+            which = "no texts" if lacking == own.sum() else f"no texts of {lacking:,} of its {own.sum():,} outcomes"
+            raise InputError(f"the collection kept {which}: collect with `texts: true` in its YAML file")
+        rows = every[own]
         steps = rows["release_step"].astype("float64").fillna(0).astype(int)
         self._own = dict(zip(zip(rows["request_id"], rows["mode"], steps, strict=True), rows["text"], strict=True))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lorazor.policy.manifest import TaskPolicy
 from lorazor.training.calibration import Calibration, Scored
 from lorazor.training.collect_data import read_requests
 from lorazor.training.output_texts import OutputTexts
-from lorazor.training.provenance import atomic_write_text
+from lorazor.training.provenance import atomic_path
 from lorazor.training.traces import TraceSet
 
 NEVER, RELEASED = "never", "released"
@@ -60,7 +61,7 @@ def write_pairs(pairs: Pairs, data: Calibration, traces: TraceSet) -> PairsRepor
 
     Raises:
         InputError: a file is there already (it may hold judgements), the collection kept no texts, or a request
-            is not in the file.
+            is not in the file; or a file cannot be written.
     """
     path, requests, seed = pairs.path, pairs.requests, pairs.seed
     key = key_path(path)
@@ -72,12 +73,11 @@ def write_pairs(pairs: Pairs, data: Calibration, traces: TraceSet) -> PairsRepor
         row for name, scored in data.tasks.items() for row in _released(scored, data.artifact.manifest.tasks[name])
     ]
     differing = [(i, r) for i, r in found if texts.differs(i, r)]
-    asked = _asked(requests, data.tasks) if requests is not None else {}
+    asked = _asked(requests, list(data.tasks)) if requests is not None else {}
     rows = [_pair(i, texts.never(i), texts.released(i, r), seed) for i, r in differing]
     rows.sort(key=lambda row: _coin(row["request_id"], seed, "order"))
     public = [_public(number, row, asked, requests) for number, row in enumerate(rows, 1)]
-    atomic_write_text(key, _lines({"pair": n, **_secret(row)} for n, row in enumerate(rows, 1)))
-    atomic_write_text(path, _lines(public))
+    _write({key: _lines({"pair": n, **_secret(row)} for n, row in enumerate(rows, 1)), path: _lines(public)})
     return PairsReport(path, key, len(rows), len(found) - len(rows))
 
 
@@ -87,8 +87,13 @@ def _released(scored: Scored, policy: TaskPolicy) -> list[tuple[str, int]]:
     return [(str(request), int(step)) for request, step, released in kept if released]
 
 
-def _asked(path: Path, tasks: Iterable[str]) -> dict[str, Any]:
-    """Request -> its prompt, or its chat's messages; a file of several tasks' requests serves each of them."""
+def _asked(path: Path, tasks: Sequence[str]) -> dict[str, Any]:
+    """Request -> its prompt, or its chat's messages.
+
+    Ids are unique within a task alone, so a file would give prompts to another task's requests without a word.
+    """
+    if len(tasks) > 1:
+        raise InputError(f"--requests is the file of one task, but these are evaluated: {', '.join(tasks)}; use --task")
     rows = [request for task in tasks for request in read_requests(path, task)]
     return {request.id: request.row.get("prompt", request.row.get("messages")) for request in rows}
 
@@ -119,3 +124,13 @@ def _secret(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    """All of them are complete before one is put in place: a key alone would bar the way to another try."""
+    try:
+        with ExitStack() as stack:
+            for path, text in files.items():
+                stack.enter_context(atomic_path(path)).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--pairs {error.filename}: cannot be written ({error.strerror})") from None

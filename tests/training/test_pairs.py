@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lorazor.policy.artifact import load_artifact, update_tasks
 from lorazor.policy.manifest import TaskPolicy
 from lorazor.runtime.cli import main
-from lorazor.training.pairs import key_path
+from lorazor.training.pairs import _pair, _public, _secret, _write, key_path
 from lorazor.training.replay import ReplayTable
 from lorazor.training.traces import read_traces, write_traces
-from tests.planted import planted_traces
+from tests.planted import joined, planted_traces
 from tests.planted_policy import planted_artifact
 from tests.training.study_folder import renamed, with_texts
 
@@ -100,10 +102,53 @@ def test_what_was_asked_is_shown_where_it_is_given(
 
 
 def test_refusals(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No texts, a file that is there: one sentence, and what was there stays."""
+    """No texts, a file that is there, no place to write: one sentence, and what was there stays."""
     assert evaluate(home, tmp_path / "p.jsonl", traces="plain") == 2
     assert "kept no texts: collect with `texts: true`" in capsys.readouterr().err
     (tmp_path / "p.jsonl").write_text("judged")
     assert evaluate(home, tmp_path / "p.jsonl") == 2
     assert "is there already" in capsys.readouterr().err
     assert (tmp_path / "p.jsonl").read_text() == "judged"
+    assert evaluate(home, tmp_path / "p.jsonl" / "q.jsonl") == 2
+    assert "cannot be written (" in capsys.readouterr().err
+    assert main(["evaluate", str(home / "policy"), str(home / "traces"), "--requests", "r.jsonl"]) == 2
+    assert "--requests r.jsonl shows what was asked in --pairs, which is not given" in capsys.readouterr().err
+
+
+def test_one_text_that_is_missing_is_told(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would pass for the never-released text."""
+    traces = read_traces(home / "traces")
+    gone = np.flatnonzero((traces.rollouts["mode"] == "released") & ~traces.rollouts["same_text"])[:1]
+    texts = traces.rollouts["text"].where(~traces.rollouts.index.isin(gone), None)
+    write_traces(tmp_path / "gap", traces.steps, traces.rollouts.assign(text=texts), traces.meta)
+    assert evaluate(home, tmp_path / "p.jsonl", traces=str(tmp_path / "gap")) == 2
+    assert "kept no texts of 1 of its" in capsys.readouterr().err
+
+
+def test_requests_of_one_task_do_not_serve_another(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the ids of two tasks are alike, each would take the other's prompts."""
+    tasks = [renamed(planted_traces(20, seed=5, task=task)) for task in ("sql", "chat")]
+    both = joined(*tasks)
+    write_traces(tmp_path / "both", both.steps, with_texts(both), both.meta)
+    planted_artifact(tmp_path / "policy", both)
+    out = ["--pairs", str(tmp_path / "p.jsonl"), "--requests", "any.jsonl"]
+    assert main(["evaluate", str(tmp_path / "policy"), str(tmp_path / "both"), *out]) == 2
+    assert "is the file of one task, but these are evaluated: sql, chat; use --task" in capsys.readouterr().err
+
+
+def test_a_failed_write_leaves_neither_file(tmp_path: Path) -> None:
+    """Not even the key, which would bar the way to another try."""
+    with pytest.raises(UnicodeEncodeError):
+        _write({tmp_path / "p.key.jsonl": "key", tmp_path / "p.jsonl": "\ud800"})
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.integers(0, 2**40), st.text(), st.text(), st.text())
+def test_any_pair_inverts(seed: int, request: str, never: str, released: str) -> None:
+    """Whatever seed, request and texts are, public row and key give them back."""
+    row = _pair(request, never, released, seed)
+    public, secret = _public(1, row, {}, None), _secret(row)
+    assert {secret[side]: public[side] for side in "AB"} == {"never": never, "released": released}
+    assert public.keys() == {"pair", "A", "B"}

@@ -1,9 +1,12 @@
 """The study's stage `texts`: its counts against a plain loop, and what is a format and what a refusal."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lorazor.training.publish import LEARNED
 from lorazor.training.study import texts
@@ -13,6 +16,7 @@ from lorazor.training.study.layout import TEST, Cell, Layout
 from lorazor.training.traces import write_traces
 from tests.training.study_folder import SIZES, plant, with_texts
 
+INTENT = {"intent": "PlayMusic", "slots": {"artist": 'a "b" é', "year": "1999"}}
 CELL = Cell("tiny", "sql", "ordinary")
 
 
@@ -62,17 +66,43 @@ def test_without_policies_or_texts_it_says_so(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("task", "good", "bad"),
     [
-        ("snips_json", ['[{"a": 1}]', '[{},\n{"b": []}]'], ["", "{}", "[]", "[1]", '[{"a": 1}', '[{"a": 1}] so']),
-        ("wikisql", ["SELECT a FROM t WHERE b = 'x'", "select 1"], ["", "SELECT FROM", "DROP TABLE t", "SELECT 'a"]),
-        ("scan", ["1. walk", "1. turn left\n2. jump"], ["", "walk", "2. walk", "1. dance", "1. walk\n3. run"]),
+        (
+            "snips_json",
+            [json.dumps([INTENT]), f" [{json.dumps(INTENT)},\n{json.dumps(INTENT)}]\n"],
+            [
+                *("", "{}", "[]", "[1]", "[" * 100_000, json.dumps(INTENT), json.dumps([INTENT])[:-1]),
+                *(json.dumps([INTENT]) + " so", '[{"intent": "a"}]', '[{"intent": "a", "slots": {"b": 1}}]'),
+                *('[{"intent": null, "slots": {}}]', '[{"intent": "a", "slots": {}, "more": 1}]'),
+            ],
+        ),
+        (
+            "wikisql",
+            ["SELECT a FROM t WHERE b = 'x'", "select 1", "SELECT a FROM t WHERE b = 'x; y';\n"],
+            [
+                *("", "SELECT FROM", "DROP TABLE t", "SELECT 'a", "SELECT a FROM t; SELECT b FROM t"),
+                *("Here: SELECT 1", "SELECT '\0", "SELECT '\ud800'", "```sql\nSELECT 1\n```", "SELECT 1;;"),
+            ],
+        ),
+        (
+            "scan",
+            ["1. walk", "1. turn left\n2. jump"],
+            ["", "walk", "2. walk", "1. dance", "1. walk\n3. run", "9" * 5000 + ". run"],
+        ),
         ("e2e", ["It is good.", "Really?\n"], ["", "It is"]),
-        ("gsm8k", ["so 2 + 2 = 4\n#### 4", "#### $1,000.50"], ["", "4", "#### four", "#### 4 apples"]),
+        ("gsm8k", ["so 2 + 2 = 4\n#### 4", "#### $1,000.50"], ["", "4", "#### four", "#### 4 apples", "#### ٣"]),
     ],
 )
 def test_formats(task: str, good: list[str], bad: list[str]) -> None:
     """What fits and what does not."""
     assert [FORMATS[task](text) for text in good] == [True] * len(good)
     assert [FORMATS[task](text) for text in bad] == [False] * len(bad)
+
+
+@given(st.text() | st.text("[]{}\":, 019.#$-SELCTselct'();\n\0").map(lambda end: f"SELECT {end}"))
+def test_no_text_is_too_odd(text: str) -> None:
+    """Each check gives a yes or a no, and white space around the text changes nothing."""
+    for fits in FORMATS.values():
+        assert fits(text) is fits(f"\n {text.strip()} \n") or "\0" in text
 
 
 def test_refusals() -> None:

@@ -1,4 +1,8 @@
-"""What an output must look like, task by task, whatever it scores; and what a refusal looks like."""
+"""What an output must look like, task by task, whatever it scores; and what a refusal looks like.
+
+A format is one of the whole output but for white space around it, as the program that reads it would need it; only a
+GSM8K answer may have text before it. None of these functions raises, whatever a model may have written.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,27 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+from lorazor.training.scorers_sql import query_of
 
 _ACTIONS = "walk|run|jump|look|turn left|turn right"
-_STEP = re.compile(rf"(\d+)\. (?:{_ACTIONS})")
-_ANSWER = re.compile(r"####\s*\$?-?\d[\d,.]*\s*$")
+_STEP = re.compile(rf"([0-9]{{1,6}})\. (?:{_ACTIONS})")
+_ANSWER = re.compile(r"####\s*\$?-?[0-9][0-9,.]*\s*$")
 # Openers of refusals as in the keyword lists that jailbreak studies count with (Zou et al. 2023, arXiv 2307.15043),
-# without those that open ordinary answers.
+# without those that open ordinary answers ("As an", "I'm just") and those that stand within one ("illegal").
 REFUSALS = (
     "i'm sorry",
     "i am sorry",
-    "sorry,",
+    "i'm really sorry",
+    "i am really sorry",
+    "sorry",
     "i apologize",
+    "my apologies",
     "as an ai",
+    "as a language model",
+    "as an assistant",
     "i cannot",
     "i can't",
     "i am unable",
@@ -33,23 +46,31 @@ def refuses(text: str) -> bool:
     return text.strip().lower().replace("\u2019", "'").startswith(REFUSALS)
 
 
-def is_json_list(text: str) -> bool:
-    """A JSON list of objects and nothing else."""
+def is_intents(text: str) -> bool:
+    """A JSON list, not empty, of objects with an `intent`, which is text, and `slots`, texts by name."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
-    return isinstance(found, list) and bool(found) and all(isinstance(item, dict) for item in found)
+    return isinstance(found, list) and bool(found) and all(map(_is_intent, found))
+
+
+def _is_intent(item: Any) -> bool:
+    if not isinstance(item, dict) or item.keys() != {"intent", "slots"} or not isinstance(item["slots"], dict):
+        return False
+    return all(isinstance(value, str) for value in (item["intent"], *item["slots"].values()))
 
 
 def is_query(text: str) -> bool:
     """One SELECT that SQLite's own parser takes; its tables need not be there."""
-    if not text.strip().lower().startswith("select"):
+    query = text.strip().removesuffix(";").rstrip()
+    if not query.lower().startswith("select") or query_of(text) != query:
         return False
-    try:
-        sqlite3.connect(":memory:").execute(f"EXPLAIN {text}")
-    except sqlite3.Error as error:
-        return str(error).startswith("no such table")
+    with closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.execute(f"EXPLAIN {query}")
+        except (sqlite3.Error, ValueError) as error:
+            return str(error).startswith("no such table")
     return True
 
 
@@ -70,7 +91,7 @@ def has_answer(text: str) -> bool:
 
 
 FORMATS: dict[str, Callable[[str], bool]] = {
-    "snips_json": is_json_list,
+    "snips_json": is_intents,
     "wikisql": is_query,
     "scan": is_plan,
     "e2e": is_prose,

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from lorazor.features.errors import InputError
 from lorazor.policy.artifact import load_artifact
+from lorazor.training.compare import BASE_ONLY, NEVER_RELEASED
 from lorazor.training.output_texts import OutputTexts
 from lorazor.training.publish import LEARNED
+from lorazor.training.replay import Outcome, ReplayTable
 from lorazor.training.study.cells import Parts, load_parts
 from lorazor.training.study.formats import FORMATS, refuses
 from lorazor.training.study.layout import TEST, Cell, Layout
-from lorazor.training.study.numbers import ALL
+from lorazor.training.study.numbers import ALL, prompt_only
+from lorazor.training.study.policies import PROMPT_ONLY
 from lorazor.training.study.results import Results, read_rows
 
 Row = dict[str, Any]
@@ -45,18 +50,23 @@ def thresholds(layout: Layout, cell: Cell) -> dict[float, float | None]:
 
 def text_rows(parts: Parts, tuned: dict[float, float | None], layout: Layout) -> Iterator[Row]:
     """A row for each way to answer: never released, released by the policy, after the prompt, and the base alone."""
-    found, table = OutputTexts(parts.traces[TEST]), parts.tables[TEST]
-    ids, task = [str(i) for i in table.request_id], parts.cell.task
-    yield judged("never", [found.never(i) for i in ids], task)
-    yield judged("prompt only", [found.released(i, 1) for i in ids], task)
-    yield judged("base only", [found.base(i) for i in ids], task)
-    scores = load_artifact(layout.artifact(parts.cell)).scorer.score(table.features) if tuned else None
+    found, table, task = OutputTexts(parts.traces[TEST]), parts.tables[TEST], parts.cell.task
+    ids = [str(i) for i in table.request_id]
+    yield judged(NEVER_RELEASED, [found.never(i) for i in ids], task)
+    # As in policies.csv, a request whose rollout was left out is not released.
+    yield judged(PROMPT_ONLY, after(found, table, prompt_only(table)), task)
+    yield judged(BASE_ONLY, [found.base(i) for i in ids], task)
+    scores = load_artifact(layout.artifact(parts.cell)).scorer.score(table.features) if tuned else np.empty(0)
     for max_drop, threshold in tuned.items():
-        assert scores is not None
         outcome = table.outcome(table.first_decision(scores, threshold))
-        kept = zip(ids, outcome.release.tolist(), outcome.released.tolist(), strict=True)
-        given = [found.released(i, r) if released else found.never(i) for i, r, released in kept]
-        yield {**judged(LEARNED, given, task), "max_drop": max_drop, "released": int(outcome.released.sum())}
+        given = judged(LEARNED, after(found, table, outcome), task)
+        yield {**given, "max_drop": max_drop, "released": int(outcome.released.sum())}
+
+
+def after(found: OutputTexts, table: ReplayTable, outcome: Outcome) -> list[str]:
+    """The text of every request: that of its release step, or the never-released one."""
+    kept = zip(map(str, table.request_id), outcome.release.tolist(), outcome.released.tolist(), strict=True)
+    return [found.released(i, step) if released else found.never(i) for i, step, released in kept]
 
 
 def judged(way: str, given: list[str], task: str) -> Row:
