@@ -56,9 +56,16 @@ def query_of(text: str) -> str:
     fence = re.search(r"```[a-zA-Z]*\s*\n?(.*?)(?:```|$)", text, re.DOTALL)
     body = fence.group(1) if fence else text
     for mark in re.finditer(";", body):
-        if sqlite3.complete_statement(body[: mark.end()]):
+        if _complete(body[: mark.end()]):
             return body[: mark.start()].strip()
     return body.strip()
+
+
+def _complete(sql: str) -> bool:
+    try:
+        return sqlite3.complete_statement(sql)
+    except ValueError:  # a NUL or half a surrogate pair: nothing that SQLite could read
+        return False
 
 
 def _open(script: str | None, file: str | None) -> sqlite3.Connection:

@@ -205,6 +205,12 @@ def test_sql_compares_rows(query: str, reference: str, expected: float) -> None:
     assert score("sql_execution", query, {"schema": SCHEMA, "reference": reference}) == expected
 
 
+@pytest.mark.parametrize("text", ["SELECT '\0';", "SELECT '\ud800';", "\0", "SELECT 1\0; SELECT 2;"])
+def test_what_sqlite_cannot_read_scores_nothing(text: str) -> None:
+    """A model may write anything, and one request must not end a collection."""
+    assert score("sql_execution", text, {"schema": SCHEMA, "reference": "SELECT 1"}) == 0
+
+
 @pytest.mark.parametrize(
     "query",
     [
