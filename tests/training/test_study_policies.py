@@ -136,7 +136,8 @@ def test_the_report_is_drawn_from_rows(study: Path) -> None:
     assert "## Tuned policies on the test requests (S > 0)" in text
     assert "| tiny | sql | ordinary | LightGBM | 0.05 |" in text
     assert "![bands-tiny](bands-tiny.png)" in text
-    assert (study / "report" / "bands-tiny.png").stat().st_size > 10_000
+    for name in ("bands", "retention", "since"):
+        assert (study / "report" / f"{name}-tiny.png").stat().st_size > 10_000
     assert main(["report", "--out", str(study)]) == 0
     assert (study / "report" / "study.md").read_text() == text
 
@@ -148,6 +149,9 @@ def test_scores_by_tokens_since_the_release(study: Path) -> None:
     assert rows["n"].sum() == round(judged["released"].item() * judged["n"].item())
     assert (rows["tokens_from"] <= rows["tokens_to"]).all()
     assert rows["q_policy"].mean() > 0.9
+    retention = (rows["q_policy"] - rows["q_base"]) / (rows["q_adapter"] - rows["q_base"])
+    assert rows["retention"].dropna().to_numpy() == pytest.approx(retention[rows["retention"].notna()].to_numpy())
+    assert rows["retention"].notna().any()
 
 
 def test_bands_hold_their_points(study: Path) -> None:

@@ -80,7 +80,14 @@ def test_without_policies_or_texts_it_says_so(tmp_path: Path, capsys: pytest.Cap
             ["SELECT a FROM t WHERE b = 'x'", "select 1", "SELECT a FROM t WHERE b = 'x; y';\n"],
             [
                 *("", "SELECT FROM", "DROP TABLE t", "SELECT 'a", "SELECT a FROM t; SELECT b FROM t"),
-                *("Here: SELECT 1", "SELECT '\0", "SELECT '\ud800'", "```sql\nSELECT 1\n```", "SELECT 1;;"),
+                *(
+                    "Here: SELECT 1",
+                    "SELECT '\0",
+                    "SELECT '\ud800'",
+                    "SELECT\0;",
+                    "```sql\nSELECT 1\n```",
+                    "SELECT 1;;",
+                ),
             ],
         ),
         (

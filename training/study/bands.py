@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lorazor.training.replay import Floats, Outcome, ReplayTable
+from lorazor.training.replay import Bools, Floats, Outcome, ReplayTable
 from lorazor.training.study.cells import Rated
 
 RESAMPLES, POINTS = 400, 24
@@ -26,23 +26,25 @@ def band_rows(rated: Sequence[Rated], seed: int) -> Iterator[dict[str, Any]]:
                 yield {"policy": policy.name, "threshold": threshold, **found}
 
 
-def since_rows(table: ReplayTable, outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """Scores of the released requests with S > 0, by how many tokens the base wrote after the release."""
+def since_rows(table: ReplayTable, outcome: Outcome, seed: int) -> Iterator[dict[str, Any]]:
+    """Scores of the released requests with S > 0, by how many tokens the base wrote after the release, with bands."""
     alone = outcome.tokens - outcome.release
     place = np.digitize(alone, EDGES)
     for index in np.unique(place[outcome.released & table.solved]):
         mine = outcome.released & table.solved & (place == index)
         means = {"q_base": table.base_score, "q_adapter": table.score, "q_policy": outcome.score}
         row = {"tokens_from": int(alone[mine].min()), "tokens_to": int(alone[mine].max()), "n": int(mine.sum())}
-        yield {**row, **{name: float(values[mine].mean()) for name, values in means.items()}}
+        scores = {name: float(values[mine].mean()) for name, values in means.items()}
+        yield {**row, **scores, **band(table, outcome, seed, mine)}
 
 
-def band(table: ReplayTable, outcome: Outcome, seed: int) -> dict[str, float]:
+def band(table: ReplayTable, outcome: Outcome, seed: int, some: Bools | None = None) -> dict[str, float]:
     """Active-row share and kept score (R over S, and retention), each with the 5 % and 95 % quantile of resamples.
 
-    The requests are drawn anew, together with all that happened to them; empty where no request has S > 0.
+    The requests with S > 0, or `some` [n] of them, are drawn anew, together with all that happened to them; empty
+    where there is none.
     """
-    keep = table.solved
+    keep = table.solved if some is None else some
     if not keep.any():
         return {}
     s, b, r = table.score[keep], table.base_score[keep], outcome.score[keep]

@@ -3,52 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lorazor.training.figures import STYLES
+from lorazor.training.publish import LEARNED
 from lorazor.training.study.layout import KINDS
 
-SHOWN = ("fixed step", "entropy", "KL", "LightGBM", "oracle")
+SHOWN = ("fixed step", "entropy", "KL", LEARNED, "oracle")
 COLOURS = {"ordinary": "#64748b", "prompt-only": "#c2560c", "release-aware": "#0e7490"}
 
 
 def draw(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[Path]:
-    """Write a PNG for every table that is there; their paths."""
+    """Write the PNGs of every table that is there; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn: dict[str, Callable[[pd.DataFrame], dict[str, Any]]] = {
-        "bands": kept_over_share,
-        "curves": validation_curves,
-        "importance": feature_importance,
-    }
+    drawn: list[tuple[str, str, Callable[[pd.DataFrame], dict[str, Any]]]] = [
+        ("bands", "bands", partial(over_share, value="kept", label="score kept")),
+        ("retention", "bands", partial(over_share, value="retention", label="retention")),
+        ("since", "since", retention_since),
+        ("curves", "curves", validation_curves),
+        ("importance", "importance", feature_importance),
+    ]
     paths = []
-    for name, function in drawn.items():
-        for key, figure in (function(tables[name]) if name in tables else {}).items():
+    for name, table, function in drawn:
+        for key, figure in (function(tables[table]) if table in tables else {}).items():
             paths.append(folder / f"{name}-{key}.png")
             figure.savefig(paths[-1], dpi=120, metadata={"Software": None})
     return paths
 
 
-def kept_over_share(rows: pd.DataFrame) -> dict[str, Any]:
-    """Per backbone: a panel for each task and adapter, each policy's kept score (R over S) with its 90 % band."""
-    figures = {}
-    for backbone, part in rows.groupby("backbone"):
-        figures[str(backbone)], axes = _grid(part)
-        for axis in axes.values():
-            axis.set_visible(False)  # an adapter that was not collected
-        for (task, adapter), cell in part.groupby(["task", "adapter"]):
-            axis = axes[str(task), str(adapter)]
-            axis.set_visible(True)
-            for name in SHOWN:
-                line = cell[cell["policy"] == name].sort_values("share")
-                axis.plot(line["share"], line["kept"], label=name, **STYLES.get(name, {"linewidth": 1}))
-                if name == "LightGBM":
-                    axis.fill_between(line["share"], line["kept_low"], line["kept_high"], color="black", alpha=0.15)
-            axis.set(title=f"{task}, {adapter}", xlabel="active-row share", ylabel="score kept", xlim=(-0.02, 1.04))
-        next(iter(axes.values())).legend(fontsize="x-small")
-    return figures
+def over_share(rows: pd.DataFrame, *, value: str, label: str) -> dict[str, Any]:
+    """Per cell, each policy's `value` (kept, which is R over S, or retention), and the 90 % band of the learnt one."""
+
+    def panel(axis: Any, cell: pd.DataFrame) -> None:
+        for name in SHOWN:
+            line = cell[cell["policy"] == name].sort_values("share")
+            axis.plot(line["share"], line[value], label=name, **STYLES.get(name, {"linewidth": 1}))
+            if name == LEARNED:
+                axis.fill_between(line["share"], line[f"{value}_low"], line[f"{value}_high"], color="black", alpha=0.15)
+        axis.set(xlabel="active-row share", ylabel=label, xlim=(-0.02, 1.04))
+
+    return _by_cell(rows, value, panel)
+
+
+def retention_since(rows: pd.DataFrame) -> dict[str, Any]:
+    """Per cell: retention of the released requests, with its 90 % band, over the tokens since the release."""
+
+    def panel(axis: Any, cell: pd.DataFrame) -> None:
+        for max_drop, line in cell.groupby("max_drop"):
+            middle, kept = (line["tokens_from"] + line["tokens_to"]) / 2, line["retention"]
+            # A quantile of few requests may pass its own mean.
+            error = [(kept - line["retention_low"]).clip(lower=0), (line["retention_high"] - kept).clip(lower=0)]
+            axis.errorbar(middle, kept, error, marker="o", capsize=3, label=f"max-drop {max_drop:.0%}")
+        axis.set(xlabel="tokens since the release", ylabel="retention")
+
+    return _by_cell(rows, "retention", panel)
 
 
 def validation_curves(rows: pd.DataFrame) -> dict[str, Any]:
@@ -75,6 +87,25 @@ def feature_importance(rows: pd.DataFrame, top: int = 15) -> dict[str, Any]:
     axes[0][0].barh(list(mean.index), list(mean), color="black")
     axes[0][0].set(xlabel="share of the gain, mean over cells")
     return {"mean": figure}
+
+
+def _by_cell(rows: pd.DataFrame, value: str, panel: Callable[[Any, pd.DataFrame], None]) -> dict[str, Any]:
+    """Per backbone a figure with a row per task and a column per adapter; none where no cell has a `value`.
+
+    Retention is null where an adapter gains nothing over the base.
+    """
+    figures = {}
+    for backbone, part in rows.dropna(subset=value).groupby("backbone") if value in rows else ():
+        figures[str(backbone)], axes = _grid(part)
+        for axis in axes.values():
+            axis.set_visible(False)  # an adapter that was not collected
+        for (task, adapter), cell in part.groupby(["task", "adapter"]):
+            axis = axes[str(task), str(adapter)]
+            axis.set_visible(True)
+            panel(axis, cell)
+            axis.set_title(f"{task}, {adapter}")
+        axis.legend(fontsize="x-small")
+    return figures
 
 
 def _grid(part: pd.DataFrame) -> tuple[Any, dict[tuple[str, str], Any]]:

@@ -114,7 +114,7 @@ def ended_by_base(parts: Parts, rated: Sequence[Rated], promise: Promise) -> Ite
             threshold, _ = choose(policy.name, policy.calibrate, policy.grid, max_drop, promise.confidence, noise)
             table = policy.test.table
             outcome = table.outcome(table.first_decision(policy.test.scores, threshold))
-            yield from ({"max_drop": max_drop, **row} for row in since_rows(table, outcome))
+            yield from ({"max_drop": max_drop, **row} for row in since_rows(table, outcome, parts.seed))
 
 
 def choose(
