@@ -42,7 +42,7 @@ REFUSALS = (
 
 
 def refuses(text: str) -> bool:
-    """Whether a text opens like a refusal."""
+    """Whether a text opens like a refusal; the scorer `refusal` looks further, but these outputs quote their users."""
     return text.strip().lower().replace("\u2019", "'").startswith(REFUSALS)
 
 
