@@ -1,14 +1,12 @@
 """`lorazor bench`: its command line; cli_bench_run.py does the work."""
 
-import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lorazor.features.errors import InputError
-from lorazor.runtime.cli_text import needs_extra, stages
+from lorazor.runtime.cli_text import needs_extra, stages, words
 from lorazor.runtime.processes import terminated_as_interrupted
 
 
@@ -109,7 +107,7 @@ def bench(
             model=model,
             adapters=tuple(adapter or ()),
             options=tuple(options or ()),
-            stock_options=_words(stock_options),
+            stock_options=words("--stock-options", stock_options),
             policy=policy,
             release_steps=release_steps,
             never=never,
@@ -124,10 +122,3 @@ def bench(
         )
         lines = run(asked, say)
     typer.echo("\n".join(lines))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise InputError(f"--stock-options {text!r}: {error}") from None

@@ -1,5 +1,6 @@
-"""What the commands share in talking to a terminal: progress and optional packages."""
+"""What the commands share in talking to a terminal: progress, optional packages, options that hold options."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,14 @@ from typing import Any
 import typer
 
 from lorazor.features.errors import InputError
+
+
+def words(option: str, text: str) -> tuple[str, ...]:
+    """The words of an option's text, as a shell has them; InputError names the option."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise InputError(f"{option} {text!r}: {error}") from None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from lorazor.kernels.signals import adapter_signals
 from lorazor.kernels.summaries import summarise, summary_shape
 from lorazor.runtime.core import ReleaseCore
 from lorazor.runtime.device_policy import DevicePolicy
-from lorazor.runtime.step_plan import BASE, LISTED, PROBED, WINDOWS, Mail, StepPlan
+from lorazor.runtime.step_plan import BASE, LISTED, PROBED, WINDOWS, Staging, StepPlan
 
 logger = logging.getLogger("vllm.lorazor")
 
@@ -44,7 +44,7 @@ class DeviceStep:
         self._found = torch.zeros(rows * (_SCORE + _SIGNALS + _PROBES), dtype=torch.float32, device=like.device)
         cells = torch.split(self._found, [rows * _SCORE, rows * _SIGNALS, rows * _PROBES])
         self._scores, self._signals, self._probes = cells[0].view(torch.float64), *(c.view(rows, -1) for c in cells[1:])
-        self._mail = Mail(rows, self._found)
+        self._staging = Staging(rows, self._found)
         self._tokens = torch.zeros(rows, dtype=torch.long, device=like.device)
         self._take_room(like)
 
@@ -61,12 +61,12 @@ class DeviceStep:
     @property
     def nbytes(self) -> int:
         """What it takes of the device's memory."""
-        tensors = self._found, self._mail.lists, self._tokens, self._logits, self._summary, self._terms
+        tensors = self._found, self._staging.lists, self._tokens, self._logits, self._summary, self._terms
         return sum(tensor.nbytes for tensor in tensors)
 
     def start(self, policy: DevicePolicy | None) -> None:
         """Compile every kernel, which must not be in the middle of an answer, and capture the graphs."""
-        self._mail.send(StepPlan(()))
+        self._staging.send(StepPlan(()))
         self._launch(self.rows, self.rows, policy)
         if self.device.type == "cuda":
             # The base's own logits are another argument, but no other kernel.
@@ -117,7 +117,7 @@ class DeviceStep:
             signals float32 [n, 4] and probes float32 [n, 5], NaN in rows that the plan has not.
         """
         self._tokens[: len(tokens)].copy_(tokens)
-        self._mail.send(plan, [row for _, row in plan.pairs] if base is None else ())
+        self._staging.send(plan, [row for _, row in plan.pairs] if base is None else ())
         size = self._row_size(kept), next(size for size in self._pair_sizes if size >= len(plan.pairs))
         graph = self.graphs.get(size) if base is None and policy is self._graphs_policy else None
         if graph is not None:
@@ -127,7 +127,7 @@ class DeviceStep:
         return self._fetch(len(tokens), bool(plan.pairs), policy is not None)
 
     def _launch(self, rows: int, pairs: int, policy: DevicePolicy | None, base: torch.Tensor | None = None) -> None:
-        lists, logits, summary = self._mail.lists, self._logits, self._summary
+        lists, logits, summary = self._staging.lists, self._logits, self._summary
         self._found.view(torch.int32).fill_(-1)  # ones alone are a NaN of float32 and of float64
         summarise(logits, rows=lists[LISTED, :rows], out=summary)
         adapter_signals(logits, self._tokens, rows=lists[LISTED, :rows], summary=summary, out=self._signals)
@@ -149,9 +149,9 @@ class DeviceStep:
 
     def _fetch(self, n: int, probed: bool, scored: bool) -> tuple[torch.Tensor, ...]:
         if scored:
-            return (self._mail.fetch(0, n * _SCORE).view(torch.float64),) if probed else ()
+            return (self._staging.fetch(0, n * _SCORE).view(torch.float64),) if probed else ()
         start = self.rows * _SCORE
-        home = self._mail.fetch(start, len(self._found))
+        home = self._staging.fetch(start, len(self._found))
         signals, probes = torch.split(home, [self.rows * _SIGNALS, self.rows * _PROBES])
         return signals.view(self.rows, -1)[:n], probes.view(self.rows, -1)[:n]
 

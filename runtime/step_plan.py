@@ -31,7 +31,7 @@ class StepPlan:
     windows: NDArray[np.int32] | None = None
 
 
-class Mail:
+class Staging:
     """Lists to the device and findings home, between fixed addresses there and the pinned memory of the last steps.
 
     Attributes:

@@ -33,9 +33,14 @@ class Calibration:
     """A policy, and the tasks that it and the traces have in common; `unknown` tasks are in the traces alone."""
 
     artifact: Artifact
-    meta: Meta
+    traces: TraceSet
     tasks: dict[str, Scored]
     unknown: tuple[str, ...] = ()
+
+    @property
+    def meta(self) -> Meta:
+        """What the traces were made from."""
+        return self.traces.meta
 
     def grid(self) -> Floats:
         """The thresholds to test, as training fixed them, the strictest (highest) first."""
@@ -69,7 +74,7 @@ def calibration(
         table = ReplayTable.from_traces(part, name, artifact.manifest.tasks[name].mean_output_tokens)
         scores = artifact.scorer.score(table.features) if len(table.step) else np.empty(0)
         scored[name] = Scored(table, scores, tuple(seen))
-    return Calibration(artifact, traces.meta, scored, unknown)
+    return Calibration(artifact, traces, scored, unknown)
 
 
 def _tasks(artifact: Artifact, traces: TraceSet, task: str | None) -> tuple[list[str], tuple[str, ...]]:

@@ -13,7 +13,6 @@ from lorazor.policy.manifest import TaskPolicy
 from lorazor.training.calibration import Scored, calibration
 from lorazor.training.pairs import Pairs, PairsReport, write_pairs
 from lorazor.training.replay import LeftOut, Outcome, Summary, summarize
-from lorazor.training.traces import read_traces
 from lorazor.training.tune_report import percent, table, task_numbers, without_unknown, write_json
 
 
@@ -76,7 +75,7 @@ def evaluate(
     for name, scored in data.tasks.items():
         progress(f"{name}: {len(scored.table):,} requests")
         tasks[name] = replayed(scored, data.artifact.manifest.tasks[name])
-    written = write_pairs(pairs, data, read_traces(traces_dir)) if pairs is not None else None
+    written = write_pairs(pairs, data) if pairs is not None else None
     report = EvaluateReport(Path(artifact_dir), tasks, data.unknown, written)
     if json_path is not None:
         write_json(json_path, report.to_dict())

@@ -20,7 +20,6 @@ from lorazor.training.calibration import Calibration, Scored
 from lorazor.training.collect_data import read_requests
 from lorazor.training.output_texts import OutputTexts
 from lorazor.training.provenance import atomic_path
-from lorazor.training.traces import TraceSet
 
 NEVER, RELEASED = "never", "released"
 
@@ -53,11 +52,8 @@ def key_path(path: Path) -> Path:
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.key.jsonl")
 
 
-def write_pairs(pairs: Pairs, data: Calibration, traces: TraceSet) -> PairsReport:
+def write_pairs(pairs: Pairs, data: Calibration) -> PairsReport:
     """Write the pairs of every released request whose text differs, and their key.
-
-    Args:
-        traces: those that `data` was made from, with their texts.
 
     Raises:
         InputError: a file is there already (it may hold judgements), the collection kept no texts, or a request
@@ -68,7 +64,7 @@ def write_pairs(pairs: Pairs, data: Calibration, traces: TraceSet) -> PairsRepor
     for file in (path, key):
         if file.exists():
             raise InputError(f"{file} is there already: give another file for the pairs")
-    texts = OutputTexts(traces)
+    texts = OutputTexts(data.traces)
     found = [
         row for name, scored in data.tasks.items() for row in _released(scored, data.artifact.manifest.tasks[name])
     ]

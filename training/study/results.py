@@ -37,6 +37,6 @@ class Results:
 def read_rows(path: Path) -> pd.DataFrame:
     """A table of results; InputError when it is missing or no CSV file."""
     try:
-        return pd.read_csv(path, encoding="utf-8", keep_default_na=False, na_values=[""], float_precision="round_trip")
+        return pd.read_csv(path, encoding="utf-8", keep_default_na=False, na_values=[""])
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as CSV: {error}") from None

@@ -6,7 +6,6 @@ called by `runtime/`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from lorazor.features.errors import InputError
 from lorazor.runtime import bench_options
 from lorazor.runtime.bench_server import serving
+from lorazor.runtime.cli_text import words
 from lorazor.runtime.processes import terminated_as_interrupted
 from lorazor.runtime.reports import KEPT_REPORTS
 from lorazor.training.bench import Server, Start
@@ -38,7 +38,7 @@ def servers_of(
         raise InputError(f"a server remembers {KEPT_REPORTS:,} release steps, got {requests:,} requests: set --limit")
     bench_options.import_vllm()
     modules = {name: str(path.resolve()) for name, path in adapters.items()}
-    engine = bench_options.engine_of(str(base.resolve()), modules, _words(options))
+    engine = bench_options.engine_of(str(base.resolve()), modules, words("--serve-args", options))
 
     @contextmanager
     def start(name: str) -> Iterator[Server]:
@@ -48,10 +48,3 @@ def servers_of(
             yield server
 
     return start
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise InputError(f"--serve-args {text!r}: {error}") from None
