@@ -46,6 +46,9 @@ def finetune(
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Less memory, a third more time.")
     ] = False,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Fuse the layers with torch.compile: faster after half a minute.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of weights, order and cuts.")] = 0,
     eval_every: Annotated[int, typer.Option(metavar="STEPS", help="Between validations, and checkpoints.")] = 100,
     patience: Annotated[int, typer.Option(help="Stop after so many validations without gain; 0: never.")] = 5,

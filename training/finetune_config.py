@@ -39,6 +39,7 @@ class FinetuneConfig(Strict):
     group_by_length: bool = False
     bf16: bool = False
     gradient_checkpointing: bool = False
+    compile: bool = False
     seed: int = Field(default=0, ge=0)
     eval_every: int = Field(default=100, ge=1)
     patience: int = Field(default=5, ge=0)
@@ -52,6 +53,10 @@ class FinetuneConfig(Strict):
             raise ValueError(f"prompt_share and uniform_share must make at most 1 together, got {total:g}")
         if self.distill and self.cut is not Cut.RELEASE_AWARE:
             raise ValueError(f"distill needs the cut release-aware, got {self.cut.value}")
+        if self.compile and self.own_outputs:
+            raise ValueError(
+                f"compile is for training alone: own_outputs must be 0 beside it, got {self.own_outputs:g}"
+            )
         return self
 
     @property

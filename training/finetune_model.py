@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils.other import is_repeated_blocks
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
@@ -52,6 +53,18 @@ def load_lora(config: FinetuneConfig) -> Any:
     targets: str | list[str] = ALL_LINEAR if config.targets == (ALL_LINEAR,) else list(config.targets)
     lora = LoraConfig(r=config.rank, lora_alpha=config.lora_alpha, target_modules=targets, task_type="CAUSAL_LM")
     return get_peft_model(base, lora)
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Have torch.compile fuse the model's decoder layers, which share one compiled code, as few as their shapes allow.
+
+    In place, so the weights keep their names. The model's LoRA branches must have their hooks by now.
+    """
+    # The boundary mask hangs on a hook of a module, and what does is taken to have one shape for good.
+    torch._dynamo.config.force_nn_module_property_static_shapes = False
+    for layers in filter(is_repeated_blocks, model.modules()):
+        for layer in layers:
+            layer.compile(dynamic=True)
 
 
 def _check_targets(config: FinetuneConfig, base: Any) -> None:

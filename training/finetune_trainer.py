@@ -16,6 +16,7 @@ from lorazor.training.boundary_mask import BoundaryMask
 from lorazor.training.finetune_config import FinetuneConfig
 from lorazor.training.finetune_cuts import Cut, example_rng, log_uniform
 from lorazor.training.finetune_data import IGNORED, Batch, boundaries, positions, target_tokens
+from lorazor.training.finetune_model import compile_layers
 from lorazor.training.finetune_own import OwnOutputs
 
 JUDGED = (Cut.NEVER, Cut.PROMPT)  # validation is done with each
@@ -47,6 +48,8 @@ class FinetuneTrainer(Trainer):
         super().__init__(**options)
         self.config, self.own = config, own
         self.boundary = BoundaryMask(self.model)
+        if config.compile:
+            compile_layers(self.model)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Trainer's own grouping by length wants examples that are mappings."""
@@ -81,11 +84,12 @@ class FinetuneTrainer(Trainer):
         draw = log_uniform if self.config.distill else self.config.cuts.draw
         return torch.tensor(list(map(draw, lengths, rngs)), device=batch["labels"].device)
 
-    def masked(self, batch: Batch, releases: Tensor) -> Batch:
+    def masked(self, batch: Batch, releases: Tensor) -> dict[str, Any]:
         """Set the mask for the next pass over `batch`; what the model takes of it."""
         places = positions(batch["attention_mask"])
         self.boundary.set(places, boundaries(batch, releases))
-        return {**{key: batch[key] for key in ("input_ids", "attention_mask", "labels")}, "position_ids": places}
+        rows: dict[str, Any] = {key: batch[key] for key in ("input_ids", "attention_mask", "labels")}
+        return {**rows, "position_ids": places, "use_cache": False}
 
     def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, device: Any) -> Any:
         """The batches of one optimizer step, in the adapter's own words when it is their turn."""
@@ -128,7 +132,7 @@ class FinetuneTrainer(Trainer):
         lengths = target_tokens(batch["labels"])
         releases = lengths if cut is Cut.NEVER else torch.ones_like(lengths)
         with self.compute_loss_context_manager():
-            logits = self.model(**self.masked(batch, releases), use_cache=False).logits
+            logits = self.model(**self.masked(batch, releases)).logits
         row, column = (batch["labels"][:, 1:] != IGNORED).nonzero(as_tuple=True)
         logits, labels = logits[row, column].float(), batch["labels"][row, column + 1]
         zeros = torch.zeros(len(lengths), device=logits.device)

@@ -91,6 +91,20 @@ def test_gradient_checkpointing_computes_the_same_mask_again(base: Tiny, tmp_pat
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_give_the_same_gradients(base: Tiny, tmp_path: Path, checkpointing: bool) -> None:
+    """For batches of several shapes, and all layers and shapes share their compiled code."""
+    options = {"gradient_checkpointing": checkpointing}
+    plain = trainer_of(configured(base, **options), tmp_path)
+    trainer = trainer_of(configured(base, compile=True, **options), tmp_path)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for sizes in ([8], [5, 3], [4, 2]):
+        assert_same_gradients(gradients(plain, sizes), gradients(trainer, sizes))
+    # One for the first layer where its input has no gradient, one for all others.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
 def test_cut_never_is_ordinary_training_bit_for_bit(base: Tiny, tmp_path: Path) -> None:
     """After three steps the weights equal those of stock transformers + PEFT, which knows nothing of a mask."""
     config = configured(base, cut="never", lr=0.01)
