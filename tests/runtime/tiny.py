@@ -171,7 +171,7 @@ def engine(tiny: Tiny, lorazor: dict[str, Any] | None, **options: Any) -> Any:
         "block_size": 16,
         "enforce_eager": True,
         "kv_cache_memory_bytes": 64 << 20,
-        "gpu_memory_utilization": 0.1,
+        "gpu_memory_utilization": 0.05,
         "disable_log_stats": True,
         "seed": 0,
     }
