@@ -9,20 +9,15 @@ options=(-m "gpu or vllm" -p no:cacheprovider "$@")
 logs=$(mktemp -d)
 trap 'tail -n +1 "$logs"/*; rm -rf "$logs"' EXIT
 pids=()
-part() { # part NAME TEST...: the tests of tests/runtime by their names
-  local name=$1 paths=()
-  shift
-  for test in "$@"; do
-    if [ -d "tests/$test" ]; then paths+=("tests/$test"); else paths+=("tests/runtime/test_$test.py"); fi
-  done
-  "$run" "${options[@]}" "${paths[@]}" >"$logs/$name" 2>&1 &
+part() { # part NAME TESTS...
+  "$run" "${options[@]}" "${@:2}" >"$logs/$1" 2>&1 &
   pids+=($!)
 }
-part kernels features kernels device_policy device_graph
-part graphs gpu_kernels
-part gpus gpu_swaps tensor_parallel
-first=(release slots slot_images fairness)
-second=(probe policy identity shadow)
+part kernels tests/features tests/kernels tests/runtime/test_{device_policy,device_graph}.py
+part graphs tests/runtime/test_gpu_kernels.py
+part gpus tests/runtime/test_{gpu_swaps,tensor_parallel}.py
+first=(tests/runtime/test_{release,slots,slot_images,fairness}.py)
+second=(tests/runtime/test_{probe,policy,identity,shadow}.py)
 export VLLM_USE_V2_MODEL_RUNNER=0
 part v1-first "${first[@]}"
 part v1-second "${second[@]}"
