@@ -105,6 +105,7 @@ def _promise(g: Guarantee | None) -> list[str]:
         return []
     what = {
         "relative": f"the score lost to releasing is at most {g.max_drop:.2%} of the never-released score",
+        "net": f"the mean score falls by at most {g.max_drop:.2%} of the never-released score",
         "absolute": f"the score lost to releasing is at most {g.max_drop:.4f} points",
         "signed": f"the never-released score is at most {g.max_drop:.4f} points above the released one",
     }[g.kind]

@@ -26,8 +26,9 @@ class _Part(BaseModel):
 class Guarantee(_Part):
     """What `tune` promises for one threshold: with `confidence`, the loss is at most `max_drop` on such requests."""
 
-    kind: Literal["relative", "absolute", "signed"]
-    """relative: E max(0, S - R) <= max_drop · E S; absolute: E max(0, S - R) <= max_drop; signed: the same of S - R."""
+    kind: Literal["relative", "net", "absolute", "signed"]
+    """relative: E max(0, S - R) <= max_drop · E S; absolute: E max(0, S - R) <= max_drop; net and signed: the same of
+    S - R."""
     max_drop: Unit
     confidence: Unit
     n: int = Field(ge=1)

@@ -22,6 +22,7 @@ class Loss(StrEnum):
     """What `--max-drop` limits; see `lorazor.training.losses`."""
 
     RELATIVE = "relative"
+    NET = "net"
     ABSOLUTE = "absolute"
     SIGNED = "signed"
 

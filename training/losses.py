@@ -3,10 +3,13 @@
 | kind | promise | loss L | limit on E L | p-value |
 |---|---|---|---|---|
 | relative m | E max(0, S - R) <= m E S | max(0, S - R) + m (1 - S) | m | betting |
+| net m | E (S - R) <= m E S, hence drop <= m | (1 - m + S - R + m (1 - S)) / (2 - m) | 1 / (2 - m) | betting |
 | absolute d | E max(0, S - R) <= d | max(0, S - R) | d | Hoeffding-Bentkus |
 | signed d | E (S - R) <= d, S and R being different draws | (1 + S - R) / 2 | (1 + d) / 2 | betting |
 
-Signed is for sampling with a temperature, where a lower R may be chance; its d is in points of the score.
+Relative counts every answer that got worse; net lets those that got better make up for them, so it limits the drop,
+which is what papers call the accuracy loss. Signed is for sampling with a temperature, where a lower R may be chance;
+its d is in points of the score.
 """
 
 from __future__ import annotations
@@ -19,22 +22,26 @@ from scipy.special import rel_entr
 from lorazor.training.ltt import fixed_sequence
 from lorazor.training.pvalues import Floats, betting_p_values, hoeffding_bentkus_p_values
 
-Kind = Literal["relative", "absolute", "signed"]
+Kind = Literal["relative", "net", "absolute", "signed"]
 BOUND_GRID: Floats = np.concatenate([np.geomspace(1e-4, 0.02, 80, endpoint=False), np.linspace(0.02, 0.98, 193)])
 """The max-drops at which `upper_bound` tests: steps of at most 7 % below 0.02, and of 0.005 above."""
 
 
 def request_losses(kind: Kind, never: Floats, released: Floats, max_drop: float | Floats) -> Floats:
-    """Losses [n, k] in [0, 1] from S [n] and R [n, k]; `max_drop` (one, or k) matters to relative ones only."""
+    """Losses [n, k] in [0, 1] from S [n] and R [n, k]; `max_drop`: one, or k."""
     s = never[:, None]
     if kind == "signed":
         return (1 + s - released) / 2
+    if kind == "net":
+        return (1 - max_drop + s - released + max_drop * (1 - s)) / (2 - max_drop)
     harm = np.maximum(0, s - released)
     return harm + max_drop * (1 - s) if kind == "relative" else harm
 
 
 def limit(kind: Kind, max_drop: float | Floats) -> float | Floats:
     """What the mean of `request_losses` may not exceed."""
+    if kind == "net":
+        return 1 / (2 - max_drop)
     return (1 + max_drop) / 2 if kind == "signed" else max_drop
 
 
@@ -43,10 +50,10 @@ def observed(kind: Kind, never: Floats, released: Floats) -> float | None:
     difference = never - released
     if kind == "signed":
         return float(difference.mean())
-    harm = float(np.maximum(0, difference).mean())
+    lost = float((difference if kind == "net" else np.maximum(0, difference)).mean())
     if kind == "absolute":
-        return harm
-    return harm / float(never.mean()) if never.any() else None
+        return lost
+    return lost / float(never.mean()) if never.any() else None
 
 
 def p_values(kind: Kind, never: Floats, released: Floats, max_drop: float | Floats, level: float) -> Floats:
@@ -75,7 +82,7 @@ def upper_bound(kind: Kind, never: Floats, released: Floats, level: float) -> fl
 def certifiable(kind: Kind, never: Floats, level: float) -> float | None:
     """The smallest max-drop of `BOUND_GRID` that these S [n] could certify, were no request's score to change.
 
-    For relative losses it is close to 1 - level^(1 / sum S). None when not even the largest passes.
+    For relative and net losses it is close to 1 - level^(1 / sum S). None when not even the largest passes.
     """
     return upper_bound(kind, never, never, level)
 

@@ -14,9 +14,9 @@ from lorazor.training.traces import Noise
 def noise_floor(noise: Noise, kind: Kind, mean_score: float) -> float:
     """The loss of never against itself: numerics move a score either way, so half of the mean absolute difference.
 
-    Relative to the mean score for relative losses. 0 for signed ones, in which the two ways cancel.
+    Relative to the mean score for relative losses. 0 for net and signed ones, in which the two ways cancel.
     """
-    if kind == "signed" or not mean_score:
+    if kind in ("net", "signed") or not mean_score:
         return 0.0
     return noise.mean_abs_diff / 2 / (mean_score if kind == "relative" else 1.0)
 

@@ -15,6 +15,7 @@ from lorazor.training.replay import LeftOut, Summary
 
 PROMISE = {
     "relative": "the score lost to releasing is at most {} of the never-released score",
+    "net": "the mean score falls by at most {} of the never-released score",
     "absolute": "the score lost to releasing is at most {} of the full score",
     "signed": "the mean score falls by at most {} of the full score",
 }

@@ -15,6 +15,8 @@ DRAWS, N, TRUTH = 300, 1000, 200_000
 CASES: list[tuple[Kind, Population]] = [
     ("relative", Population()),
     ("relative", Population(graded=True)),
+    ("net", Population()),
+    ("net", Population(graded=True)),
     ("absolute", Population()),
     ("absolute", Population(graded=True)),
     ("signed", Population(greedy=False)),
@@ -104,7 +106,7 @@ def test_a_safe_threshold_is_found(kind: Kind, population: Population) -> None:
     assert sum(found) >= 0.9 * DRAWS, f"found in {sum(found)} of {DRAWS} draws"
 
 
-@pytest.mark.parametrize("kind", ["relative", "absolute", "signed"])
+@pytest.mark.parametrize("kind", ["relative", "net", "absolute", "signed"])
 def test_never_safe_is_tuned_to_never(kind: Kind) -> None:
     """Where no release is safe and every threshold breaks the promise, at most 1 - confidence of draws keep one."""
     unsafe = Population(thresholds=tuple(np.linspace(2.0, -1.0, 20)), safe=False)

@@ -18,7 +18,7 @@ from lorazor.training.losses import (
 )
 from lorazor.training.pvalues import Floats
 
-KINDS: list[Kind] = ["relative", "absolute", "signed"]
+KINDS: list[Kind] = ["relative", "net", "absolute", "signed"]
 SCORES = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30)
 
 
@@ -42,15 +42,16 @@ def test_the_mean_loss_says_what_the_promise_says(pairs: list[tuple[float, float
     if seen is None:
         assert margin == pytest.approx(0)
     else:
-        scale = {"relative": never.mean(), "absolute": 1.0, "signed": 0.5}[kind]
+        scale = {"relative": never.mean(), "net": never.mean() / (2 - drop), "absolute": 1.0, "signed": 0.5}[kind]
         assert margin == pytest.approx((drop - seen) * scale, abs=1e-9)
 
 
 def test_observed_losses_by_hand() -> None:
-    """Gains do not offset losses, except in the signed loss."""
+    """Gains do not offset losses, except in the net and the signed loss."""
     never, released = np.array([1.0, 1.0, 0.0, 0.0]), np.array([0.5, 1.0, 0.25, 0.0])
     assert observed("absolute", never, released) == 0.125
     assert observed("relative", never, released) == 0.25
+    assert observed("net", never, released) == 0.125
     assert observed("signed", never, released) == pytest.approx(0.0625)
     assert observed("relative", np.zeros(4), released) is None
 
@@ -111,7 +112,7 @@ def test_no_number_of_requests_helps_a_loss_above_max_drop(kind: Kind) -> None:
 def test_upper_bound_covers_and_is_consistent(kind: Kind) -> None:
     """The bound covers the true loss in at least 1 - level of 120 draws, the observed one always, and falls with n."""
     rng = np.random.default_rng(2)
-    truth = {"relative": 0.05, "absolute": 0.03, "signed": 0.03}[kind]
+    truth = {"relative": 0.05, "net": 0.05, "absolute": 0.03, "signed": 0.03}[kind]
     below, bounds = 0, []
     for _ in range(120):
         never = (rng.random(500) < 0.6).astype(np.float64)

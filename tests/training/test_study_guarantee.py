@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lorazor.training.losses import observed, p_values
+from lorazor.training.losses import Kind, observed, p_values
 from lorazor.training.ltt import fixed_sequence
 from lorazor.training.study.cli import main
 from lorazor.training.study.guarantee import kept_thresholds, verdict
@@ -15,6 +15,8 @@ from tests.planted import LONG_PROMPT, Population
 from tests.training.study_folder import plant
 
 POOL, N, DRAWS = 4000, 600, 200
+
+KINDS: list[Kind] = ["relative", "net"]
 
 
 @pytest.fixture(scope="module")
@@ -29,27 +31,29 @@ def drawn() -> np.ndarray:
     return np.random.default_rng(1).integers(0, POOL, (DRAWS, N))
 
 
-def just_broken(never: np.ndarray, released: np.ndarray) -> float:
+def just_broken(kind: Kind, never: np.ndarray, released: np.ndarray) -> float:
     """A max-drop that one threshold breaks by a hair: the hardest place."""
-    truth = [observed("relative", never, column) or 0.0 for column in released.T]
+    truth = [observed(kind, never, column) or 0.0 for column in released.T]
     return next(loss for loss in truth if loss > 0.05) * 0.999
 
 
-def test_draws_keep_what_tune_would(pool: tuple[np.ndarray, ...], drawn: np.ndarray) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_keep_what_tune_would(pool: tuple[np.ndarray, ...], drawn: np.ndarray, kind: Kind) -> None:
     """All draws at once give what each draw alone gives."""
     never, released, _ = pool
-    kept = kept_thresholds(never, released, drawn[:5], 0.05, 0.9)
+    kept = kept_thresholds(never, released, drawn[:5], kind, 0.05, 0.9)
     for row, index in zip(drawn[:5], kept, strict=True):
-        alone = fixed_sequence(p_values("relative", never[row], released[row], 0.05, 1 - 0.9), 1 - 0.9)
+        alone = fixed_sequence(p_values(kind, never[row], released[row], 0.05, 1 - 0.9), 1 - 0.9)
         assert index == (-1 if alone is None else alone)
 
 
-def test_the_promise_holds_at_the_hardest_place(pool: tuple[np.ndarray, ...], drawn: np.ndarray) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_promise_holds_at_the_hardest_place(pool: tuple[np.ndarray, ...], drawn: np.ndarray, kind: Kind) -> None:
     """At most 10 % of the draws break it within binomial error, and some come near."""
     never, released, share = pool
-    max_drop = just_broken(never, released)
-    kept = kept_thresholds(never, released, drawn, max_drop, 0.9)
-    found = verdict(kept, never, released, share.mean(axis=0), max_drop, 0.9)
+    max_drop = just_broken(kind, never, released)
+    kept = kept_thresholds(never, released, drawn, kind, max_drop, 0.9)
+    found = verdict(kept, never, released, share.mean(axis=0), kind, max_drop, 0.9)
     assert found["p_value"] > 0.001
     assert found["broken"] > 0
     assert found["never"] < DRAWS / 10
@@ -57,24 +61,26 @@ def test_the_promise_holds_at_the_hardest_place(pool: tuple[np.ndarray, ...], dr
     assert 0 < found["active_row_share"] < 1
 
 
-def test_a_broken_promise_is_noticed(pool: tuple[np.ndarray, ...], drawn: np.ndarray) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broken_promise_is_noticed(pool: tuple[np.ndarray, ...], drawn: np.ndarray, kind: Kind) -> None:
     """Thresholds kept by their observed loss alone break it far too often, and the verdict says so."""
     never, released, share = pool
-    max_drop = just_broken(never, released)
+    max_drop = just_broken(kind, never, released)
     naive = []
     for row in drawn:
-        losses = np.array([observed("relative", never[row], column) or 0.0 for column in released[row].T])
+        losses = np.array([observed(kind, never[row], column) or 0.0 for column in released[row].T])
         last = fixed_sequence(np.where(losses <= max_drop, 0.0, 1.0), 0.1)
         naive.append(-1 if last is None else last)
-    found = verdict(np.array(naive), never, released, share.mean(axis=0), max_drop, 0.9)
+    found = verdict(np.array(naive), never, released, share.mean(axis=0), kind, max_drop, 0.9)
     assert found["p_value"] < 0.001
 
 
-def test_a_grid_without_thresholds_never_releases(pool: tuple[np.ndarray, ...], drawn: np.ndarray) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grid_without_thresholds_never_releases(pool: tuple[np.ndarray, ...], drawn: np.ndarray, kind: Kind) -> None:
     """Nothing is broken by never."""
     never, released, _ = pool
-    kept = kept_thresholds(never, released[:, :0], drawn, 0.05, 0.9)
-    found = verdict(kept, never, released[:, :0], np.empty(0), 0.05, 0.9)
+    kept = kept_thresholds(never, released[:, :0], drawn, kind, 0.05, 0.9)
+    found = verdict(kept, never, released[:, :0], np.empty(0), kind, 0.05, 0.9)
     assert (found["never"], found["broken"], found["active_row_share"]) == (DRAWS, 0, 1.0)
 
 
@@ -86,11 +92,12 @@ def test_the_stage_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(command) == 0
     assert "left out: task 'chat': every label is 'unsafe'" in " ".join(capsys.readouterr().err.split())
     table = pd.read_csv(tmp_path / "guarantee.csv")
-    assert list(table["max_drop"]) == [0.05, 0.1]
+    assert list(table["max_drop"]) == [0.05, 0.1] * 2
+    assert list(table["loss_kind"]) == ["relative"] * 2 + ["net"] * 2
     assert (table["pool"] == 1000).all()
     assert (table["n"] == 700).all()
     assert (table["p_value"] > 0.001).all()
-    drift = pd.read_csv(tmp_path / "drift.csv")
+    drift = pd.read_csv(tmp_path / "drift.csv").query("loss_kind == 'net'")
     assert set(drift["served"]) == {"short", "long"}
     assert set(drift["by"]) == {"prompt tokens", "output tokens"}
     by_prompt = drift[(drift["by"] == "prompt tokens") & (drift["max_drop"] == 0.05)].set_index("served")

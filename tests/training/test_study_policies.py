@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from lorazor.training.baselines import ORACLE
+from lorazor.training.losses import Kind
 from lorazor.training.study.ablate import transfers
 from lorazor.training.study.cells import load_parts
 from lorazor.training.study.cli import main
@@ -34,9 +35,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def rows_of(study: Path, name: str, **values: object) -> pd.DataFrame:
-    """The rows of a table that have these values."""
+def rows_of(study: Path, name: str, kind: Kind = "relative", /, **values: object) -> pd.DataFrame:
+    """The rows of a table that have these values; of tuned policies those of one loss kind."""
     frame = pd.read_csv(study / f"{name}.csv")
+    if "loss_kind" in frame:  # rows that are not tuned have none
+        frame = frame[frame["loss_kind"].fillna(kind) == kind]
     for column, value in values.items():
         frame = frame[frame[column] == value]
     return frame
@@ -58,13 +61,14 @@ def test_every_policy_has_its_rows(study: Path) -> None:
     assert {"q_base", "q_adapter", "q_policy", "retention", "length_ratio", "p_drop_above"} <= set(rows.columns)
 
 
-def test_the_learnt_threshold_is_what_tune_sets(study: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["relative", "net"])
+def test_the_learnt_threshold_is_what_tune_sets(study: Path, tmp_path: Path, kind: Kind) -> None:
     """The artifact that was saved, tuned by `lorazor tune` on the same requests, gets the row's threshold."""
     layout = Layout(study)
     calibrate = load_parts(layout, SQL, 0).traces[CALIBRATE]
     write_traces(tmp_path, calibrate.steps, calibrate.rollouts, calibrate.meta)
-    tuned = tune(layout.artifact(SQL), tmp_path, max_drop=0.05)
-    row = rows_of(study, "policies", task="sql", policy="LightGBM", scope="all")
+    tuned = tune(layout.artifact(SQL), tmp_path, kind=kind, max_drop=0.05)
+    row = rows_of(study, "policies", kind, task="sql", policy="LightGBM", scope="all")
     assert row["threshold"].item() == pytest.approx(tuned.tasks["sql"].threshold)
 
 
@@ -134,7 +138,7 @@ def test_the_report_is_drawn_from_rows(study: Path) -> None:
     """Text and figures; the same rows give the same text."""
     text = (study / "report" / "study.md").read_text()
     assert "## Tuned policies on the test requests (S > 0)" in text
-    assert "| tiny | sql | ordinary | LightGBM | 0.05 |" in text
+    assert "| tiny | sql | ordinary | LightGBM | relative | 0.05 |" in text
     assert "![bands-tiny](bands-tiny.png)" in text
     for name in ("bands", "retention", "since"):
         assert (study / "report" / f"{name}-tiny.png").stat().st_size > 10_000

@@ -11,6 +11,7 @@ from lorazor.training.study.tables import curve_table, flip_table, since_table, 
 
 CELL = {"backbone": "tiny", "task": "sql", "adapter": "ordinary"}
 OTHER = {**CELL, "task": "chat", "adapter": "prompt-only"}
+LIMIT = {"loss_kind": "net", "max_drop": 0.05}
 KEPT = {"kept": 0.9, "kept_low": 0.8, "kept_high": 0.95}
 RETAINED = {"retention": 0.7, "retention_low": 0.5, "retention_high": 0.8}
 
@@ -43,18 +44,18 @@ def test_retention_over_the_active_row_share() -> None:
 
 
 def test_retention_over_the_tokens_since_the_release() -> None:
-    """A line for each max-drop, in the middle of each span, with the band as error bars."""
+    """A line for each limit, in the middle of each span, with the band as error bars."""
     rows = frame(
-        *({"max_drop": 0.05, "tokens_from": a, "tokens_to": b, **RETAINED} for a, b in ((0, 7), (8, 14))),
-        {"max_drop": 0.01, "tokens_from": 2, "tokens_to": 2, **RETAINED, "retention": 0.9},
+        *({**LIMIT, "tokens_from": a, "tokens_to": b, **RETAINED} for a, b in ((0, 7), (8, 14))),
+        {**LIMIT, "max_drop": 0.01, "tokens_from": 2, "tokens_to": 2, **RETAINED, "retention": 0.9},
     )
     (axis,) = retention_since(rows)["tiny"].axes
     lines = {c.get_label(): c for c in axis.containers}
-    assert list(lines) == ["max-drop 1%", "max-drop 5%"]
-    assert lines["max-drop 5%"][0].get_xydata().tolist() == [[3.5, 0.7], [11.0, 0.7]]
-    (bars,) = lines["max-drop 5%"][2]
+    assert list(lines) == ["net 1%", "net 5%"]
+    assert lines["net 5%"][0].get_xydata().tolist() == [[3.5, 0.7], [11.0, 0.7]]
+    (bars,) = lines["net 5%"][2]
     assert bars.get_segments()[0][:, 1].tolist() == pytest.approx([0.5, 0.8])
-    (above,) = lines["max-drop 1%"][2]
+    (above,) = lines["net 1%"][2]
     assert above.get_segments()[0][:, 1].tolist() == pytest.approx([0.5, 0.9])
     assert retention_since(rows.drop(columns="retention")) == {}
 
@@ -85,14 +86,14 @@ def test_the_text_table_has_counts_and_shares() -> None:
     """A task without a format has refusals alone; whole numbers stay whole in a column with gaps."""
     rows = frame(
         {"way": "never", "n": 4000, "format": 3000, "refusals": 0},
-        {"way": "LightGBM", "n": 4000, "format": 2000, "refusals": 40, "max_drop": 0.05, "released": 3210},
+        {"way": "LightGBM", "n": 4000, "format": 2000, "refusals": 40, **LIMIT, "released": 3210},
         {**OTHER, "way": "never", "n": 8, "refusals": 2},
     )
     lines = markdown(text_table(rows)).splitlines()[2:]
     assert lines == [
-        "| tiny | sql | ordinary | never |  | 4000 |  | 3000 | 0.75 | 0 | 0 |",
-        "| tiny | sql | ordinary | LightGBM | 0.05 | 4000 | 3210 | 2000 | 0.5 | 40 | 0.01 |",
-        "| tiny | chat | prompt-only | never |  | 8 |  |  |  | 2 | 0.25 |",
+        "| tiny | sql | ordinary | never |  |  | 4000 |  | 3000 | 0.75 | 0 | 0 |",
+        "| tiny | sql | ordinary | LightGBM | net | 0.05 | 4000 | 3210 | 2000 | 0.5 | 40 | 0.01 |",
+        "| tiny | chat | prompt-only | never |  |  | 8 |  |  |  | 2 | 0.25 |",
     ]
 
 
@@ -101,5 +102,5 @@ def test_older_rows_without_bands_still_have_a_table() -> None:
     rows = frame({"max_drop": 0.05, "tokens_from": 0, "tokens_to": 7, "n": 3, "q_policy": 1.0})
     assert (
         markdown(since_table(rows)).splitlines()[-1]
-        == "| tiny | sql | ordinary | 0.05 | 0 | 7 | 3 |  |  | 1 |  |  |  |"
+        == "| tiny | sql | ordinary |  | 0.05 | 0 | 7 | 3 |  |  | 1 |  |  |  |"
     )

@@ -120,7 +120,7 @@ def test_json_is_as_designed(home: Path, policy: Path, tmp_path: Path) -> None:
     assert content["tasks"]["sql"]["max_drop"] == 0.05
 
 
-@pytest.mark.parametrize("kind", ["relative", "absolute", "signed"])
+@pytest.mark.parametrize("kind", ["relative", "net", "absolute", "signed"])
 def test_each_kind_can_be_asked_for(home: Path, policy: Path, kind: Any) -> None:
     """Every kind tunes greedy traces, is recorded, and is named in the text."""
     report = tune(policy, home / "fresh", max_drop=0.1, kind=kind, task="sql")

@@ -122,8 +122,8 @@ def _interval_rows(g: int, parts: Parts, promise: Promise) -> Iterator[Row]:
 
 def _rows(name: str, booster: lgb.Booster, parts: Parts, promise: Promise) -> Iterator[Row]:
     policy = rate(ReleasePolicy(name, partial(_score, booster)), parts.data.train[parts.cell.task], parts)
-    for max_drop in promise.max_drops:
-        for row in tuned(policy, max_drop, promise.confidence, None):
+    for limit in promise.limits:
+        for row in tuned(policy, *limit, promise.confidence, None):
             yield {"variant": row.pop("policy"), **row}
 
 

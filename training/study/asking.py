@@ -15,6 +15,7 @@ from lorazor.training.bench import Release, Server, Start
 from lorazor.training.bench_workload import Ask, bodies
 from lorazor.training.collect_data import Request, encode_prompt, read_requests
 from lorazor.training.finetune_model import load_tokenizer
+from lorazor.training.losses import Kind
 from lorazor.training.study.cells import REQUESTS, Parts
 from lorazor.training.study.e2e import live_frame
 from lorazor.training.study.layout import TEST, Cell, Layout
@@ -33,6 +34,7 @@ class Serving:
     confidence: float = 0.9
     concurrency: int = 64
     options: str = ""
+    kind: Kind = "relative"
     limit: int | None = None
     seed: int = 0
 

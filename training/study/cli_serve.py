@@ -1,12 +1,14 @@
 """The stage that runs whole servers."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lorazor.features.errors import InputError
 from lorazor.training.study.layout import Layout
-from lorazor.training.study.options import Base, Confidence, Data, Kinds, Limit, Out, Seed, promise, tell
+from lorazor.training.study.options import Base, Confidence, Data, Kinds, Limit, Out, Seed, known, promise, tell
+
+LIMITS = ("relative", "net")
 
 
 def serve(
@@ -16,6 +18,7 @@ def serve(
     adapter: Kinds = [],  # noqa: B006
     concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at a time.")] = 64,
     serve_args: Annotated[str, typer.Option(metavar="TEXT", help="Of vllm serve, for all servers.")] = "",
+    loss: Annotated[str, typer.Option(metavar="[relative|net]", help="What --max-drop limits.")] = "relative",
     max_drop: Annotated[float, typer.Option(help="What the policy is tuned to.")] = 0.03,
     confidence: Confidence = 0.9,
     limit: Limit = None,
@@ -37,5 +40,6 @@ def serve(
     cells = [cell for cell in layout.collected((), adapter) if cell.backbone == backbone]
     if not cells:
         raise InputError(f"{out} holds no traces of the backbone {backbone!r}: run the stage collect first")
-    how = Serving(max_drop, confidence, concurrency, serve_args, limit, seed)
+    kind: Any = known([loss], LIMITS, "loss")[0]
+    how = Serving(max_drop, confidence, concurrency, serve_args, kind, limit, seed)
     run(data, layout, base, cells, how, tell, servers_of)

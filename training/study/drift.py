@@ -28,10 +28,11 @@ def drift_rows(parts: Parts, policy: Rated, promise: Promise) -> Iterator[Row]:
         middle = float(np.median(sizes[CALIBRATE]))
         short = _where(policy.calibrate, sizes[CALIBRATE] <= middle)
         served = {"short": sizes[TEST] <= middle, "long": sizes[TEST] > middle}
-        for max_drop in promise.max_drops:
-            threshold, _ = choose(policy.name, short, policy.grid, max_drop, promise.confidence)
+        for kind, max_drop in promise.limits:
+            threshold, _ = choose(policy.name, short, policy.grid, kind, max_drop, promise.confidence)
+            asked = {"loss_kind": kind, "max_drop": max_drop, "threshold": threshold}
             for name, keep in served.items():
-                head = {"by": by, "cut": middle, "max_drop": max_drop, "threshold": threshold, "served": name}
+                head = {"by": by, "cut": middle, **asked, "served": name}
                 if keep.any():
                     found = _served(_where(policy.test, keep), threshold, max_drop)
                     yield {**head, "n_calibrate": len(short.table), **found}

@@ -53,11 +53,11 @@ def retention_since(rows: pd.DataFrame) -> dict[str, Any]:
     """Per cell: retention of the released requests, with its 90 % band, over the tokens since the release."""
 
     def panel(axis: Any, cell: pd.DataFrame) -> None:
-        for max_drop, line in cell.groupby("max_drop"):
+        for (kind, max_drop), line in cell.groupby(["loss_kind", "max_drop"]):
             middle, kept = (line["tokens_from"] + line["tokens_to"]) / 2, line["retention"]
             # A quantile of few requests may pass its own mean.
             error = [(kept - line["retention_low"]).clip(lower=0), (line["retention_high"] - kept).clip(lower=0)]
-            axis.errorbar(middle, kept, error, marker="o", capsize=3, label=f"max-drop {max_drop:.0%}")
+            axis.errorbar(middle, kept, error, marker="o", capsize=3, label=f"{kind} {max_drop:.0%}")
         axis.set(xlabel="tokens since the release", ylabel="retention")
 
     return _by_cell(rows, "retention", panel)

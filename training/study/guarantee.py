@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from lorazor.features.errors import InputError
-from lorazor.training.losses import limit, observed, request_losses
+from lorazor.training.losses import Kind, limit, observed, request_losses
 from lorazor.training.ltt import fixed_sequence
 from lorazor.training.publish import LEARNED
 from lorazor.training.pvalues import betting_p_values
@@ -63,17 +63,20 @@ def learnt(parts: Parts) -> Rated:
 
 
 def guarantee_rows(policy: Rated, promise: Promise, draws: int, seed: int) -> Iterator[Row]:
-    """A row per max-drop: how often the truth exceeded it, and whether that is too often."""
+    """A row per limit: how often the truth exceeded it, and whether that is too often."""
     never, released, share = pooled(policy)
     n = len(policy.calibrate.table)
     drawn = np.random.default_rng(seed).integers(0, len(never), (draws, n))
-    for max_drop in promise.max_drops:
-        kept = kept_thresholds(never, released, drawn, max_drop, promise.confidence)
-        head = {"max_drop": max_drop, "confidence": promise.confidence, "n": n, "pool": len(never)}
-        yield {**head, **verdict(kept, never, released, share, max_drop, promise.confidence)}
+    for kind, max_drop in promise.limits:
+        kept = kept_thresholds(never, released, drawn, kind, max_drop, promise.confidence)
+        head = {"loss_kind": kind, "max_drop": max_drop, "confidence": promise.confidence}
+        found = verdict(kept, never, released, share, kind, max_drop, promise.confidence)
+        yield {**head, "n": n, "pool": len(never), **found}
 
 
-def kept_thresholds(never: Floats, released: Floats, drawn: Ints, max_drop: float, confidence: float) -> Ints:
+def kept_thresholds(
+    never: Floats, released: Floats, drawn: Ints, kind: Kind, max_drop: float, confidence: float
+) -> Ints:
     """The index of the threshold that each draw ([draws, n] request indices) keeps, -1 for never.
 
     What `tune` does draw by draw, with (draw, threshold) as the columns of one test. Its last step, by which a
@@ -82,19 +85,21 @@ def kept_thresholds(never: Floats, released: Floats, drawn: Ints, max_drop: floa
     level, k = 1 - confidence, released.shape[1]
     if not k:
         return np.full(len(drawn), -1, dtype=np.int64)
-    losses = request_losses("relative", never, released, max_drop)
+    losses = request_losses(kind, never, released, max_drop)
     kept: list[int] = []
     for some in np.array_split(drawn, max(1, -(-drawn.size * k // AT_ONCE))):
         columns = losses[some.T].reshape(some.shape[1], -1)  # [n, draws * k]
-        p = betting_p_values(columns, limit("relative", max_drop), level=level).reshape(len(some), k)
+        p = betting_p_values(columns, limit(kind, max_drop), level=level).reshape(len(some), k)
         last = [fixed_sequence(row, level) for row in p]
         kept += [-1 if index is None else index for index in last]
     return np.array(kept, dtype=np.int64)
 
 
-def verdict(kept: Ints, never: Floats, released: Floats, share: Floats, max_drop: float, confidence: float) -> Row:
+def verdict(
+    kept: Ints, never: Floats, released: Floats, share: Floats, kind: Kind, max_drop: float, confidence: float
+) -> Row:
     """`broken` of the draws kept a threshold whose true loss is above max-drop; `p_value`: that it is chance."""
-    truth = np.array([observed("relative", never, column) or 0.0 for column in released.T])
+    truth = np.array([observed(kind, never, column) or 0.0 for column in released.T])
     found, held = np.append(truth, 0.0)[kept], np.append(share, 1.0)[kept]  # -1, never, takes the last
     broken = int((found > max_drop).sum())
     test = stats.binomtest(broken, len(kept), 1 - confidence, alternative="greater")

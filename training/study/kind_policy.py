@@ -10,6 +10,7 @@ import pandas as pd
 
 from lorazor.features.errors import InputError
 from lorazor.policy.artifact import Artifact, load_artifact
+from lorazor.training.losses import Kind
 from lorazor.training.study.cells import Parts
 from lorazor.training.study.layout import CALIBRATE, POLICY_TRAIN
 from lorazor.training.traces import Meta, TraceSet, write_traces
@@ -21,6 +22,7 @@ def kind_policy(
     out: Path,
     parts: Sequence[Parts],
     *,
+    kind: Kind,
     max_drop: float,
     confidence: float,
     seed: int,
@@ -39,7 +41,7 @@ def kind_policy(
             traces = part.traces[CALIBRATE]
             write_traces(folder, traces.steps, traces.rollouts, traces.meta)
             try:
-                tune(out, folder, max_drop=max_drop, confidence=confidence, task=part.cell.task)
+                tune(out, folder, kind=kind, max_drop=max_drop, confidence=confidence, task=part.cell.task)
             except InputError as error:
                 progress(f"  {part.cell} never releases: {error}")
     return load_artifact(out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from lorazor.features.errors import InputError
 from lorazor.training.baselines import ORACLE
 from lorazor.training.calibration import Scored
 from lorazor.training.compare import BASE_ONLY, NEVER_RELEASED
+from lorazor.training.losses import Kind
 from lorazor.training.publish import LEARNED
 from lorazor.training.replay import Floats, Outcome, ReplayTable
 from lorazor.training.save import save
@@ -35,10 +37,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Promise:
-    """What thresholds are tuned to: each max-drop, at one confidence."""
+    """What thresholds are tuned to: each kind of loss (losses.py) and each max-drop, at one confidence."""
 
     max_drops: Sequence[float] = (0.01, 0.03, 0.05)
     confidence: float = 0.9
+    kinds: Sequence[Kind] = ("relative", "net")
+
+    @property
+    def limits(self) -> list[tuple[Kind, float]]:
+        """Every loss kind with every max-drop."""
+        return list(product(self.kinds, self.max_drops))
 
 
 def policies(
@@ -82,20 +90,25 @@ def judged(parts: Parts, rated: Sequence[Rated], promise: Promise) -> list[Row]:
     }
     rows = [row for name, outcome in fixed.items() for row in scoped(table, outcome, {"policy": name})]
     for policy in rated:
-        for max_drop in promise.max_drops:
-            rows += tuned(policy, max_drop, promise.confidence, measured_noise(parts))
+        for limit in promise.limits:
+            rows += tuned(policy, *limit, promise.confidence, measured_noise(parts))
     return with_gaps(rows)
 
 
-def tuned(policy: Rated, max_drop: float, confidence: float, noise: Noise | None) -> list[Row]:
-    """One policy at one max-drop: the threshold from the calibration requests, the numbers from the test requests."""
-    threshold, p_value = choose(policy.name, policy.calibrate, policy.grid, max_drop, confidence, noise)
-    floor = None if noise is None else noise_floor(noise, "relative", float(policy.calibrate.table.score.mean()))
+def tuned(policy: Rated, kind: Kind, max_drop: float, confidence: float, noise: Noise | None) -> list[Row]:
+    """One policy at one limit: the threshold from the calibration requests, the numbers from the test requests."""
+    threshold, p_value = choose(policy.name, policy.calibrate, policy.grid, kind, max_drop, confidence, noise)
+    floor = None if noise is None else noise_floor(noise, kind, float(policy.calibrate.table.score.mean()))
     table = policy.test.table
     outcome = table.outcome(table.first_decision(policy.test.scores, threshold))
     head: Row = {
-        **{"policy": policy.name, "max_drop": max_drop, "confidence": confidence, "threshold": threshold},
-        **{"p_value": p_value, "noise_floor": floor, "n_calibrate": len(policy.calibrate.table)},
+        **{"policy": policy.name, "loss_kind": kind, "max_drop": max_drop, "confidence": confidence},
+        **{
+            "threshold": threshold,
+            "p_value": p_value,
+            "noise_floor": floor,
+            "n_calibrate": len(policy.calibrate.table),
+        },
         **above(table, outcome, max_drop),
     }
     return scoped(table, outcome, head)
@@ -107,18 +120,25 @@ def measured_noise(parts: Parts) -> Noise | None:
 
 
 def ended_by_base(parts: Parts, rated: Sequence[Rated], promise: Promise) -> Iterator[Row]:
-    """The learnt policy's released requests by how many tokens the base wrote alone, at each max-drop."""
+    """The learnt policy's released requests by how many tokens the base wrote alone, at each limit."""
     for policy in (policy for policy in rated if policy.name == LEARNED):
-        for max_drop in promise.max_drops:
+        for kind, max_drop in promise.limits:
             noise = measured_noise(parts)
-            threshold, _ = choose(policy.name, policy.calibrate, policy.grid, max_drop, promise.confidence, noise)
+            threshold, _ = choose(policy.name, policy.calibrate, policy.grid, kind, max_drop, promise.confidence, noise)
             table = policy.test.table
             outcome = table.outcome(table.first_decision(policy.test.scores, threshold))
-            yield from ({"max_drop": max_drop, **row} for row in since_rows(table, outcome, parts.seed))
+            head = {"loss_kind": kind, "max_drop": max_drop}
+            yield from ({**head, **row} for row in since_rows(table, outcome, parts.seed))
 
 
 def choose(
-    name: str, scored: Scored, grid: Floats, max_drop: float, confidence: float, noise: Noise | None = None
+    name: str,
+    scored: Scored,
+    grid: Floats,
+    kind: Kind,
+    max_drop: float,
+    confidence: float,
+    noise: Noise | None = None,
 ) -> tuple[float | None, float | None]:
     """The threshold as `lorazor tune` sets it, None for never, and the p-value of the last test.
 
@@ -126,9 +146,9 @@ def choose(
     """
     if name == ORACLE.name:
         return 1.0, None
-    if noise is not None and max_drop < noise_floor(noise, "relative", float(scored.table.score.mean())):
+    if noise is not None and max_drop < noise_floor(noise, kind, float(scored.table.score.mean())):
         return None, None
-    threshold, tested = learn_then_test(scored, grid, "relative", max_drop, confidence)
+    threshold, tested = learn_then_test(scored, grid, kind, max_drop, confidence)
     return threshold, tested.p_value
 
 
@@ -140,9 +160,13 @@ def scoped(table: ReplayTable, outcome: Outcome, head: Row) -> list[Row]:
 
 def with_gaps(rows: list[Row]) -> list[Row]:
     """`oracle_gap`: the share of the way from the random policy's active-row share to the oracle's, alike tuned."""
-    share = {(r["policy"], r.get("max_drop"), r["scope"]): float(r["active_row_share"]) for r in rows}
+    share = {(row["policy"], *_place(row)): float(row["active_row_share"]) for row in rows}
     for row in rows:
-        random, oracle = (share.get((name, row.get("max_drop"), row["scope"])) for name in (RANDOM, ORACLE.name))
+        random, oracle = (share.get((name, *_place(row))) for name in (RANDOM, ORACLE.name))
         if row.get("max_drop") is not None and random is not None and oracle is not None and random > oracle:
             row["oracle_gap"] = (random - row["active_row_share"]) / (random - oracle)
     return rows
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return row.get("loss_kind"), row.get("max_drop"), row["scope"]

@@ -56,9 +56,9 @@ def serve(
         adapters = {cell.served_name: layout.adapter(cell) for cell in mine}
         # Before the policy, which takes minutes: options that vLLM refuses are told at once.
         start = make_servers(base, adapters, folder / "policy", folder, how.options, len(sent))
-        promise: dict[str, Any] = {"max_drop": how.max_drop, "confidence": how.confidence, "seed": how.seed}
+        promise: dict[str, Any] = {"kind": how.kind, "max_drop": how.max_drop, "confidence": how.confidence}
         try:
-            artifact = kind_policy(folder / "policy", parts, **promise, progress=progress)
+            artifact = kind_policy(folder / "policy", parts, **promise, seed=how.seed, progress=progress)
         except InputError as error:
             progress(f"  left out: {error}")
             continue
@@ -107,4 +107,4 @@ def tuned_to(artifact: Artifact, task: str, how: Serving) -> dict[str, Any]:
     """What the policy was tuned to, and a task's threshold (empty: never)."""
     known = artifact.manifest.tasks
     threshold = known[task].threshold if task in known else None
-    return {"max_drop": how.max_drop, "confidence": how.confidence, "threshold": threshold}
+    return {"loss_kind": how.kind, "max_drop": how.max_drop, "confidence": how.confidence, "threshold": threshold}

@@ -12,6 +12,7 @@ from lorazor.training.study.numbers import SOLVED
 from lorazor.training.study.policies import PROMPT_ONLY
 
 CELL = ["backbone", "task", "adapter"]
+LIMIT = ["loss_kind", "max_drop"]
 SIGNIFICANT = 0.05
 
 
@@ -37,14 +38,14 @@ def prompt_only_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def policy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Per cell, policy and max-drop, judged over the requests with S > 0."""
-    columns = ["policy", "max_drop", "threshold", "n", "q_base", "q_adapter", "q_policy", "drop"]
+    columns = ["policy", *LIMIT, "threshold", "n", "q_base", "q_adapter", "q_policy", "drop"]
     columns += ["active_row_share", "length_ratio", "retention", "oracle_gap"]
     return _tuned(rows).reindex(columns=[*CELL, *columns])
 
 
 def mean_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per kind of adapter, policy and max-drop, means over tasks and backbones; never releasing counts as no drop."""
-    groups = _tuned(rows).groupby(["adapter", "max_drop", "policy"], sort=False)
+    """Per kind of adapter, limit and policy, means over tasks and backbones; never releasing counts as no drop."""
+    groups = _tuned(rows).groupby(["adapter", *LIMIT, "policy"], sort=False)
     means = groups[["drop", "active_row_share", "oracle_gap"]].mean()
     means.insert(0, "cells", groups.size())
     return means.reset_index()
@@ -52,18 +53,18 @@ def mean_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _tuned(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of tuned policies over S > 0; none where no cell could learn, which leaves columns out."""
-    needed = ("max_drop", "threshold", "oracle_gap")
+    needed = (*LIMIT, "threshold", "oracle_gap")
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *needed])))
     return rows[(rows["scope"] == SOLVED) & rows["max_drop"].notna()]
 
 
 def above_bound(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per max-drop: how many cells of the learnt policy are significantly above it, and whether that is too many."""
+    """Per limit: how many cells of the learnt policy are significantly above it, and whether that is too many."""
     found = rows[(rows["policy"] == LEARNED) & (rows["scope"] != SOLVED)]
     made: list[dict[str, Any]] = []
-    for max_drop, part in found.groupby("max_drop") if len(found) else ():
-        row: dict[str, Any] = {"max_drop": max_drop, "cells": len(part)}
-        for what in ("drop", "loss"):
+    for (kind, max_drop), part in found.groupby(LIMIT, sort=False) if len(found) else ():
+        row: dict[str, Any] = {"loss_kind": kind, "max_drop": max_drop, "cells": len(part)}
+        for what in ("drop", "loss") if kind == "relative" else ("drop",):
             count = int((part[f"p_{what}_above"] < SIGNIFICANT).sum())
             chance = 1 - float(part["confidence"].iloc[0])
             p = stats.binomtest(count, len(part), chance, alternative="greater").pvalue
@@ -73,13 +74,13 @@ def above_bound(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def ablation_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per max-drop and variant, means over the cells that have it; `note` where a variant could not be made."""
+    """Per limit and variant, means over the cells that have it; `note` where a variant could not be made."""
     if "scope" not in rows:
         return rows
-    groups = rows[rows["scope"] == SOLVED].groupby(["max_drop", "variant"], sort=False)
+    groups = rows[rows["scope"] == SOLVED].groupby([*LIMIT, "variant"], sort=False)
     found = groups[["active_row_share", "drop"]].mean()
     found.insert(0, "cells", groups.size())
-    return found.reset_index().sort_values("max_drop", kind="stable")
+    return found.reset_index().sort_values(LIMIT, kind="stable")
 
 
 def flip_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -97,14 +98,12 @@ def flip_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def since_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per cell, max-drop and number of tokens since the release, with retention's band."""
-    columns = ["max_drop", "tokens_from", "tokens_to", "n", "q_base", "q_adapter", "q_policy"]
+    """Per cell, limit and number of tokens since the release, with retention's band."""
+    columns = [*LIMIT, "tokens_from", "tokens_to", "n", "q_base", "q_adapter", "q_policy"]
     return rows.reindex(columns=[*CELL, *columns, "retention", "retention_low", "retention_high"])
 
 
 def text_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Per cell and way to answer, counts and shares of the outputs that keep their format and of those that refuse."""
     rows = rows.assign(**{"in format": rows["format"] / rows["n"], "refused": rows["refusals"] / rows["n"]})
-    return rows.reindex(
-        columns=[*CELL, "way", "max_drop", "n", "released", "format", "in format", "refusals", "refused"]
-    )
+    return rows.reindex(columns=[*CELL, "way", *LIMIT, "n", "released", "format", "in format", "refusals", "refused"])

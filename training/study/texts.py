@@ -21,6 +21,8 @@ from lorazor.training.study.policies import PROMPT_ONLY
 from lorazor.training.study.results import Results, read_rows
 
 Row = dict[str, Any]
+Tuned = dict[tuple[str, float], float | None]
+"""Threshold by loss kind and max-drop."""
 
 
 def texts(layout: Layout, cells: Iterable[Cell], *, seed: int, progress: Callable[[str], None]) -> None:
@@ -37,18 +39,18 @@ def texts(layout: Layout, cells: Iterable[Cell], *, seed: int, progress: Callabl
             table.add({**cell.row(), **row} for row in text_rows(parts, thresholds(layout, cell), layout))
 
 
-def thresholds(layout: Layout, cell: Cell) -> dict[float, float | None]:
-    """The learnt policy's threshold at each max-drop, None for never; nothing where no policy could be learnt."""
+def thresholds(layout: Layout, cell: Cell) -> Tuned:
+    """The learnt policy's threshold at each limit, None for never; nothing where no policy could be learnt."""
     if not layout.csv("policies").exists():
         raise InputError(f"{layout.out} has no policies.csv: run the stage policies first")
     rows = read_rows(layout.csv("policies"))
     mine = (rows[list(cell.row())] == list(cell.row().values())).all(axis=1)
     rows = rows[mine & (rows["policy"] == LEARNED) & (rows["scope"] == ALL)]
-    pairs = zip(rows["max_drop"], rows["threshold"], strict=True) if len(rows) else ()
-    return {float(drop): None if found != found else float(found) for drop, found in pairs}
+    found = zip(rows["loss_kind"], rows["max_drop"], rows["threshold"], strict=True) if len(rows) else ()
+    return {(kind, float(drop)): None if at != at else float(at) for kind, drop, at in found}
 
 
-def text_rows(parts: Parts, tuned: dict[float, float | None], layout: Layout) -> Iterator[Row]:
+def text_rows(parts: Parts, tuned: Tuned, layout: Layout) -> Iterator[Row]:
     """A row for each way to answer: never released, released by the policy, after the prompt, and the base alone."""
     found, table, task = OutputTexts(parts.traces[TEST]), parts.tables[TEST], parts.cell.task
     ids = [str(i) for i in table.request_id]
@@ -57,10 +59,10 @@ def text_rows(parts: Parts, tuned: dict[float, float | None], layout: Layout) ->
     yield judged(PROMPT_ONLY, after(found, table, prompt_only(table)), task)
     yield judged(BASE_ONLY, [found.base(i) for i in ids], task)
     scores = load_artifact(layout.artifact(parts.cell)).scorer.score(table.features) if tuned else np.empty(0)
-    for max_drop, threshold in tuned.items():
+    for (kind, max_drop), threshold in tuned.items():
         outcome = table.outcome(table.first_decision(scores, threshold))
         given = judged(LEARNED, after(found, table, outcome), task)
-        yield {**given, "max_drop": max_drop, "released": int(outcome.released.sum())}
+        yield {**given, "loss_kind": kind, "max_drop": max_drop, "released": int(outcome.released.sum())}
 
 
 def after(found: OutputTexts, table: ReplayTable, outcome: Outcome) -> list[str]:
