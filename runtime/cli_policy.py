@@ -74,7 +74,13 @@ def tune(
     traces: Traces,
     max_drop: Annotated[float | None, typer.Option(help="Allowed loss, in (0, 1): 0.05 is 5 %.")] = None,
     confidence: Annotated[float, typer.Option(help="Of the guarantee, in (0, 1).")] = 0.9,
-    loss: Annotated[Loss | None, typer.Option(help="What --max-drop limits; relative, or signed if sampled.")] = None,
+    loss: Annotated[
+        Loss | None,
+        typer.Option(
+            help="What --max-drop limits: what answers that got worse lost (relative), less what others gained (net), "
+            "or either in points of the score (absolute, signed). Relative, or signed if sampled."
+        ),
+    ] = None,
     task: OneTask = None,
     threshold: Annotated[float | None, typer.Option(help="Set by hand, in [0, 1]; no guarantee; needs --task.")] = None,
     target_share: Annotated[
