@@ -102,13 +102,14 @@ def tuned(policy: Rated, kind: Kind, max_drop: float, confidence: float, noise: 
     table = policy.test.table
     outcome = table.outcome(table.first_decision(policy.test.scores, threshold))
     head: Row = {
-        **{"policy": policy.name, "loss_kind": kind, "max_drop": max_drop, "confidence": confidence},
-        **{
-            "threshold": threshold,
-            "p_value": p_value,
-            "noise_floor": floor,
-            "n_calibrate": len(policy.calibrate.table),
-        },
+        "policy": policy.name,
+        "loss_kind": kind,
+        "max_drop": max_drop,
+        "confidence": confidence,
+        "threshold": threshold,
+        "p_value": p_value,
+        "noise_floor": floor,
+        "n_calibrate": len(policy.calibrate.table),
         **above(table, outcome, max_drop),
     }
     return scoped(table, outcome, head)
