@@ -23,6 +23,12 @@ from lorazor.training.ltt import fixed_sequence
 from lorazor.training.pvalues import Floats, betting_p_values, hoeffding_bentkus_p_values
 
 Kind = Literal["relative", "net", "absolute", "signed"]
+AT_ONCE: dict[Kind, float] = {"net": 0.25}
+"""Per kind, the part of the level that tests the loosest threshold before all others (ltt.keep).
+
+A net loss may be smallest there, where the answers that got better are the most, and a walk would end on the way: an
+adapter that was made for it is best released after the prompt or not at all.
+"""
 BOUND_GRID: Floats = np.concatenate([np.geomspace(1e-4, 0.02, 80, endpoint=False), np.linspace(0.02, 0.98, 193)])
 """The max-drops at which `upper_bound` tests: steps of at most 7 % below 0.02, and of 0.005 above."""
 

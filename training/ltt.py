@@ -2,9 +2,15 @@
 
 The order of the tests is fixed before the calibration data are read, so each may use the whole level: the first
 threshold that breaks the promise is reached only through itself, and passing it has a chance of at most the level.
+
+With two starts (the same paper, Algorithm 1) the level is divided: a part tests the loosest threshold at once, the rest
+walks there from the strictest.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,3 +26,32 @@ def fixed_sequence(p_values: Floats, level: float) -> int | None:
     failed = np.flatnonzero(~(np.asarray(p_values) <= level))
     passed = len(p_values) if not len(failed) else int(failed[0])
     return passed - 1 if passed else None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The index of the threshold that is kept, None for none; `p_value`: its own or, for none, the strictest's."""
+
+    index: int | None
+    p_value: float
+
+
+def keep(p_values: Callable[[slice, float], Floats], k: int, level: float, at_once: float) -> list[Kept]:
+    """What each of several calibration sets keeps of `k` thresholds, the strictest first.
+
+    Args:
+        p_values: those of some thresholds, [sets, thresholds], best used at the level that is given.
+        at_once: the part of the level that tests the loosest threshold first; 0: one start.
+    """
+    end, walk = level * at_once, level * (1 - at_once)
+    loosest = p_values(slice(k - 1, k), end)[:, 0] if at_once else np.full(1, np.inf)
+    rows = p_values(slice(0, k), walk)
+    return [
+        Kept(k - 1, float(p)) if p <= end else _walked(row, walk)
+        for p, row in zip(np.broadcast_to(loosest, len(rows)), rows, strict=True)
+    ]
+
+
+def _walked(row: Floats, level: float) -> Kept:
+    last = fixed_sequence(row, level)
+    return Kept(last, float(row[last or 0]))

@@ -16,8 +16,8 @@ from lorazor.features.errors import InputError
 from lorazor.policy.artifact import update_tasks
 from lorazor.policy.manifest import Guarantee, TaskPolicy
 from lorazor.training.calibration import Calibration, Scored, calibration
-from lorazor.training.losses import Kind, certifiable, observed, p_values, requests_needed, upper_bound
-from lorazor.training.ltt import fixed_sequence
+from lorazor.training.losses import AT_ONCE, Kind, certifiable, observed, p_values, requests_needed, upper_bound
+from lorazor.training.ltt import keep
 from lorazor.training.replay import Floats, active_row_share, summarize
 from lorazor.training.traces import Noise
 from lorazor.training.tune_checks import check_arguments, check_noise, check_unseen, loss_kind, noise_text
@@ -83,7 +83,7 @@ def tune(
 def learn_then_test(
     scored: Scored, grid: Floats, kind: Kind, max_drop: float, confidence: float
 ) -> tuple[float | None, Tested]:
-    """The last threshold of `grid` (strictest first) that passes, None for never, and how the tests went.
+    """The threshold of `grid` (strictest first) that is kept, None for never, and how the tests went.
 
     A threshold that passes but releases no request with S > 0 at its full score saves nothing that counts (it passes
     because it hardly ever releases), and becomes never.
@@ -92,16 +92,20 @@ def learn_then_test(
     if not len(grid):
         return None, Tested(max_drop, 0, 1.0, certifiable=certifiable(kind, never, level))
     released = scored.released_scores(grid)
-    p = p_values(kind, never, released, max_drop, level)
-    last = fixed_sequence(p, level)
-    if last is not None:
-        useful = _releases_safely(scored, float(grid[last]))
-        return float(grid[last]) if useful else None, Tested(max_drop, len(grid), float(p[last]), passed=last + 1)
+
+    def p_of(some: slice, at: float) -> Floats:
+        return p_values(kind, never, released[:, some], max_drop, at)[None]
+
+    (kept,) = keep(p_of, len(grid), level, AT_ONCE.get(kind, 0.0))
+    if kept.index is not None:
+        threshold = float(grid[kept.index])
+        useful = _releases_safely(scored, threshold)
+        return threshold if useful else None, Tested(max_drop, len(grid), kept.p_value, passed=kept.index + 1)
     strictest = released[:, 0]
     return None, Tested(
         max_drop,
         len(grid),
-        float(p[0]),
+        kept.p_value,
         strictest_loss=observed(kind, never, strictest),
         needed=requests_needed(kind, never, strictest, max_drop, level),
         certifiable=certifiable(kind, never, level),

@@ -1,14 +1,14 @@
 """The guarantee itself, by Monte-Carlo: 300 calibration draws of planted data against the truth of 200,000 requests."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from lorazor.training.losses import Kind, observed, p_values
-from lorazor.training.ltt import fixed_sequence
+from lorazor.training.losses import AT_ONCE, Kind, observed, p_values
+from lorazor.training.ltt import fixed_sequence, keep
 from tests.planted import Population
 
 DRAWS, N, TRUTH = 300, 1000, 200_000
@@ -50,19 +50,21 @@ def tuned(kind: Kind, population: Population, max_drop: float, confidence: float
     level = 1 - confidence
     if kind == "absolute":
         p = np.stack([p_values(kind, s[d], r[d], max_drop, level) for d in range(DRAWS)])
+        found = keep(lambda some, _: p[:, some], k, level, 0.0)
     else:
-        p = _betting(kind, s, r, max_drop, level)
-    kept = [fixed_sequence(row, level) for row in p]
+        found = keep(partial(_betting, kind, s, r, max_drop), k, level, AT_ONCE.get(kind, 0.0))
+    kept = [one.index for one in found]
     seen = np.array([[observed(kind, s[d], r[d, :, j]) or 0.0 for j in range(k)] for d in range(DRAWS)])
     naive = [fixed_sequence(np.where(row <= max_drop, 0.0, 1.0), level) for row in seen]
     return Tuned([-1 if i is None else i for i in kept], [-1 if i is None else i for i in naive])
 
 
-def _betting(kind: Kind, s: np.ndarray, r: np.ndarray, max_drop: float, level: float) -> np.ndarray:
+def _betting(kind: Kind, s: np.ndarray, r: np.ndarray, max_drop: float, some: slice, level: float) -> np.ndarray:
     """p-values [draws, k]; what `losses.p_values` gives draw by draw (checked below), in one pass over the requests."""
     from lorazor.training.losses import limit, request_losses
     from lorazor.training.pvalues import betting_p_values
 
+    r = r[:, :, some]
     losses = np.concatenate([request_losses(kind, s[d], r[d], max_drop) for d in range(len(s))], axis=1)
     p = betting_p_values(losses, limit(kind, max_drop), level=level).reshape(len(s), -1)
     np.testing.assert_array_equal(p[3], p_values(kind, s[3], r[3], max_drop, level))

@@ -8,14 +8,15 @@ may be at most 1 - confidence. drift.py has what happens when requests change.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from lorazor.features.errors import InputError
-from lorazor.training.losses import Kind, limit, observed, request_losses
-from lorazor.training.ltt import fixed_sequence
+from lorazor.training.losses import AT_ONCE, Kind, limit, observed, request_losses
+from lorazor.training.ltt import Kept, keep
 from lorazor.training.publish import LEARNED
 from lorazor.training.pvalues import betting_p_values
 from lorazor.training.replay import Floats, Ints
@@ -25,7 +26,7 @@ from lorazor.training.study.layout import Cell, Layout
 from lorazor.training.study.policies import Promise
 from lorazor.training.study.results import Results
 
-AT_ONCE = 10_000_000  # losses (request, draw, threshold) that are tested together: 80 MB
+TOGETHER = 10_000_000  # losses (request, draw, threshold) that are tested together: 80 MB
 Row = dict[str, Any]
 
 
@@ -79,20 +80,25 @@ def kept_thresholds(
 ) -> Ints:
     """The index of the threshold that each draw ([draws, n] request indices) keeps, -1 for never.
 
-    What `tune` does draw by draw, with (draw, threshold) as the columns of one test. Its last step, by which a
+    What `tune` does draw by draw. Its last step, by which a
     threshold that saves nothing becomes never, is left out: it could only lower the truth.
     """
     level, k = 1 - confidence, released.shape[1]
     if not k:
         return np.full(len(drawn), -1, dtype=np.int64)
     losses = request_losses(kind, never, released, max_drop)
-    kept: list[int] = []
-    for some in np.array_split(drawn, max(1, -(-drawn.size * k // AT_ONCE))):
-        columns = losses[some.T].reshape(some.shape[1], -1)  # [n, draws * k]
-        p = betting_p_values(columns, limit(kind, max_drop), level=level).reshape(len(some), k)
-        last = [fixed_sequence(row, level) for row in p]
-        kept += [-1 if index is None else index for index in last]
-    return np.array(kept, dtype=np.int64)
+    found: list[Kept] = []
+    for some in np.array_split(drawn, max(1, -(-drawn.size * k // TOGETHER))):
+        found += keep(
+            partial(_p_values, losses[some.T], float(limit(kind, max_drop))), k, level, AT_ONCE.get(kind, 0.0)
+        )
+    return np.array([-1 if one.index is None else one.index for one in found], dtype=np.int64)
+
+
+def _p_values(losses: Floats, most: float, some: slice, level: float) -> Floats:
+    """Of these thresholds, [draws, thresholds], from losses [n, draws, k]: (draw, threshold) are one test's columns."""
+    columns = losses[:, :, some]
+    return betting_p_values(columns.reshape(len(columns), -1), most, level=level).reshape(columns.shape[1:])
 
 
 def verdict(
