@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every test that means something on a CUDA device: signals, windows, kernels, and real vLLM on them, on both model
-# runners. Called by `make test-gpu`; the parts run side by side, and each is shown when all have ended.
+# runners. Called by `make test-gpu`; the parts run side by side, and each is shown when all have ended or are stopped.
 set -uo pipefail
 run=pytest
 [ -x .venv/bin/pytest ] && run=.venv/bin/pytest

@@ -56,11 +56,11 @@ def load_lora(config: FinetuneConfig) -> Any:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Have torch.compile fuse the model's decoder layers, which share one compiled code, as few as their shapes allow.
+    """Have torch.compile fuse the model's decoder layers; all share one compiled code, whatever the batch's shape.
 
-    In place, so the weights keep their names. The model's LoRA branches must have their hooks by now.
+    In place, so the weights keep their names. The boundary mask's hooks must be there by now.
     """
-    # The boundary mask hangs on a hook of a module, and what does is taken to have one shape for good.
+    # What hangs on a module's hook, as the mask does, is otherwise compiled for one shape.
     torch._dynamo.config.force_nn_module_property_static_shapes = False
     for layers in filter(is_repeated_blocks, model.modules()):
         for layer in layers:

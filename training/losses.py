@@ -23,8 +23,8 @@ from lorazor.training.ltt import fixed_sequence
 from lorazor.training.pvalues import Floats, betting_p_values, hoeffding_bentkus_p_values
 
 Kind = Literal["relative", "net", "absolute", "signed"]
-AT_ONCE: dict[Kind, float] = {"net": 0.25}
-"""Per kind, the part of the level that tests the loosest threshold before all others (ltt.keep).
+LOOSEST_BUDGET: dict[Kind, float] = {"net": 0.25}
+"""Per kind, the part of the level that tests the loosest threshold before all others (ltt.keep); none: 0.
 
 A net loss may be smallest there, where the answers that got better are the most, and a walk would end on the way: an
 adapter that was made for it is best released after the prompt or not at all.

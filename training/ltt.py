@@ -3,8 +3,8 @@
 The order of the tests is fixed before the calibration data are read, so each may use the whole level: the first
 threshold that breaks the promise is reached only through itself, and passing it has a chance of at most the level.
 
-With two starts (the same paper, Algorithm 1) the level is divided: a part tests the loosest threshold at once, the rest
-walks there from the strictest.
+With a second start (the same paper, Algorithm 1) the error budget is divided: a part of the level tests the loosest
+threshold at once, the rest walks there from the strictest.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Kept:
     p_value: float
 
 
-def keep(p_values: Callable[[slice, float], Floats], k: int, level: float, at_once: float) -> list[Kept]:
-    """What each of several calibration sets keeps of `k` thresholds, the strictest first.
+def keep(p_values: Callable[[slice, float], Floats], k: int, level: float, loosest_budget: float) -> list[Kept]:
+    """What each of several calibration sets keeps of `k` (1 or more) thresholds, the strictest first.
 
     Args:
         p_values: those of some thresholds, [sets, thresholds], best used at the level that is given.
-        at_once: the part of the level that tests the loosest threshold first; 0: one start.
+        loosest_budget: the part of the level, below 1, that tests the loosest threshold first; 0: one start.
     """
-    end, walk = level * at_once, level * (1 - at_once)
-    loosest = p_values(slice(k - 1, k), end)[:, 0] if at_once else np.full(1, np.inf)
+    end, walk = level * loosest_budget, level * (1 - loosest_budget)
+    loosest = p_values(slice(k - 1, k), end)[:, 0] if loosest_budget else np.full(1, np.inf)
     rows = p_values(slice(0, k), walk)
     return [
         Kept(k - 1, float(p)) if p <= end else _walked(row, walk)

@@ -16,7 +16,7 @@ from lorazor.features.errors import InputError
 from lorazor.policy.artifact import update_tasks
 from lorazor.policy.manifest import Guarantee, TaskPolicy
 from lorazor.training.calibration import Calibration, Scored, calibration
-from lorazor.training.losses import AT_ONCE, Kind, certifiable, observed, p_values, requests_needed, upper_bound
+from lorazor.training.losses import LOOSEST_BUDGET, Kind, certifiable, observed, p_values, requests_needed, upper_bound
 from lorazor.training.ltt import keep
 from lorazor.training.replay import Floats, active_row_share, summarize
 from lorazor.training.traces import Noise
@@ -96,19 +96,20 @@ def learn_then_test(
     def p_of(some: slice, at: float) -> Floats:
         return p_values(kind, never, released[:, some], max_drop, at)[None]
 
-    (kept,) = keep(p_of, len(grid), level, AT_ONCE.get(kind, 0.0))
+    budget = LOOSEST_BUDGET.get(kind, 0.0)
+    (kept,) = keep(p_of, len(grid), level, budget)
     if kept.index is not None:
         threshold = float(grid[kept.index])
         useful = _releases_safely(scored, threshold)
         return threshold if useful else None, Tested(max_drop, len(grid), kept.p_value, passed=kept.index + 1)
-    strictest = released[:, 0]
+    strictest, walk = released[:, 0], level * (1 - budget)
     return None, Tested(
         max_drop,
         len(grid),
         kept.p_value,
         strictest_loss=observed(kind, never, strictest),
-        needed=requests_needed(kind, never, strictest, max_drop, level),
-        certifiable=certifiable(kind, never, level),
+        needed=requests_needed(kind, never, strictest, max_drop, walk),
+        certifiable=certifiable(kind, never, walk),
     )
 
 

@@ -102,7 +102,7 @@ def test_compiled_layers_give_the_same_gradients(base: Tiny, tmp_path: Path, che
     for sizes in ([8], [5, 3], [4, 2]):
         assert_same_gradients(gradients(plain, sizes), gradients(trainer, sizes))
     # One for the first layer where its input has no gradient, one for all others.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
 def test_cut_never_is_ordinary_training_bit_for_bit(base: Tiny, tmp_path: Path) -> None:

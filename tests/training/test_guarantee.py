@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lorazor.training.losses import AT_ONCE, Kind, observed, p_values
+from lorazor.training.losses import LOOSEST_BUDGET, Kind, observed, p_values
 from lorazor.training.ltt import fixed_sequence, keep
 from tests.planted import Population
 
@@ -52,7 +52,7 @@ def tuned(kind: Kind, population: Population, max_drop: float, confidence: float
         p = np.stack([p_values(kind, s[d], r[d], max_drop, level) for d in range(DRAWS)])
         found = keep(lambda some, _: p[:, some], k, level, 0.0)
     else:
-        found = keep(partial(_betting, kind, s, r, max_drop), k, level, AT_ONCE.get(kind, 0.0))
+        found = keep(partial(_betting, kind, s, r, max_drop), k, level, LOOSEST_BUDGET.get(kind, 0.0))
     kept = [one.index for one in found]
     seen = np.array([[observed(kind, s[d], r[d, :, j]) or 0.0 for j in range(k)] for d in range(DRAWS)])
     naive = [fixed_sequence(np.where(row <= max_drop, 0.0, 1.0), level) for row in seen]

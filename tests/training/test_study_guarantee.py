@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lorazor.training.losses import AT_ONCE, Kind, observed, p_values
+from lorazor.training.losses import LOOSEST_BUDGET, Kind, observed, p_values
 from lorazor.training.ltt import fixed_sequence, keep
 from lorazor.training.pvalues import Floats
 from lorazor.training.study.cli import main
@@ -51,7 +51,7 @@ def test_draws_keep_what_tune_would(pool: tuple[np.ndarray, ...], drawn: np.ndar
     kept = kept_thresholds(never, released, drawn[:5], kind, 0.05, 0.9)
     for row, index in zip(drawn[:5], kept, strict=True):
         p_of = partial(alone, kind, never[row], released[row])
-        (one,) = keep(p_of, released.shape[1], 1 - 0.9, AT_ONCE.get(kind, 0.0))
+        (one,) = keep(p_of, released.shape[1], 1 - 0.9, LOOSEST_BUDGET.get(kind, 0.0))
         assert index == (-1 if one.index is None else one.index)
 
 

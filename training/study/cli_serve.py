@@ -8,8 +8,6 @@ from lorazor.features.errors import InputError
 from lorazor.training.study.layout import Layout
 from lorazor.training.study.options import Base, Confidence, Data, Kinds, Limit, Out, Seed, known, promise, tell
 
-LIMITS = ("relative", "net")
-
 
 def serve(
     data: Data,
@@ -32,6 +30,7 @@ def serve(
           --serve-args "--dtype bfloat16 --max-num-seqs 128"
     """
     from lorazor.training.study.asking import Serving
+    from lorazor.training.study.policies import Promise
     from lorazor.training.study.serve import serve as run
     from lorazor.training.study.servers import servers_of
 
@@ -40,6 +39,6 @@ def serve(
     cells = [cell for cell in layout.collected((), adapter) if cell.backbone == backbone]
     if not cells:
         raise InputError(f"{out} holds no traces of the backbone {backbone!r}: run the stage collect first")
-    kind: Any = known([loss], LIMITS, "loss")[0]
+    kind: Any = known([loss], Promise.kinds, "loss")[0]
     how = Serving(max_drop, confidence, concurrency, serve_args, kind, limit, seed)
     run(data, layout, base, cells, how, tell, servers_of)

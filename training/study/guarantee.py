@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 
 from lorazor.features.errors import InputError
-from lorazor.training.losses import AT_ONCE, Kind, limit, observed, request_losses
+from lorazor.training.losses import LOOSEST_BUDGET, Kind, limit, observed, request_losses
 from lorazor.training.ltt import Kept, keep
 from lorazor.training.publish import LEARNED
 from lorazor.training.pvalues import betting_p_values
@@ -90,7 +90,7 @@ def kept_thresholds(
     found: list[Kept] = []
     for some in np.array_split(drawn, max(1, -(-drawn.size * k // TOGETHER))):
         found += keep(
-            partial(_p_values, losses[some.T], float(limit(kind, max_drop))), k, level, AT_ONCE.get(kind, 0.0)
+            partial(_p_values, losses[some.T], float(limit(kind, max_drop))), k, level, LOOSEST_BUDGET.get(kind, 0.0)
         )
     return np.array([-1 if one.index is None else one.index for one in found], dtype=np.int64)
 
