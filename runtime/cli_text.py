@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import typer
@@ -21,13 +22,29 @@ def words(option: str, text: str) -> tuple[str, ...]:
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Turn the ImportError of a package that is not ours, inside the block, into the name of the extra that has it."""
+    """Turn the ImportError of a package that is not ours, inside the block, into what to install.
+
+    That is the extra that has it; or, where another package misses a dependency of its own, that dependency.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "lorazor":
             raise
-        raise InputError(f"this needs {error.name}, which is not installed: pip install 'lorazor[{extra}]'") from None
+        ours, asking = _packages(error)[1], _packages(error)[-1]
+        if asking in (ours, "lorazor"):
+            raise InputError(
+                f"this needs {error.name}, which is not installed: pip install 'lorazor[{extra}]'"
+            ) from None
+        raise InputError(
+            f"{asking} needs {error.name}, which is not installed; `pip check` says what else is missing"
+        ) from None
+
+
+def _packages(error: ModuleNotFoundError) -> list[str]:
+    """The packages whose code was on the way to the import: `needs_extra`, the block in it, and so on."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return [name.partition(".")[0] for name in names if not name.startswith("importlib")]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,17 @@ def test_a_missing_package_names_its_extra() -> None:
         import no_such_package  # type: ignore[import-not-found]  # noqa: F401
     with pytest.raises(ModuleNotFoundError), needs_extra("training"):
         import lorazor.no_such_module  # type: ignore[import-not-found]  # noqa: F401
+
+
+def test_what_another_package_misses_is_not_an_extra_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation of vLLM that lacks something is mended there: no extra of LoRazor has it."""
+    (tmp_path / "broken_engine").mkdir()
+    (tmp_path / "broken_engine" / "__init__.py").write_text("from broken_engine import parser\n")
+    (tmp_path / "broken_engine" / "parser.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match="broken_engine needs no_such_package") as found, needs_extra("training"):
+        import_module("broken_engine")
+    assert "lorazor[" not in str(found.value)
 
 
 def test_stages_are_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
