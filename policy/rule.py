@@ -162,10 +162,6 @@ class ReleaseRule:
         """The release step of a request, None while it keeps its adapter."""
         return self._released.get(request_id)
 
-    def choice(self, request_id: str) -> Choice | None:
-        """What was settled at admission."""
-        return self._choices.get(request_id)
-
     def forget(self, request_id: str) -> None:
         """Drop a finished request."""
         self._choices.pop(request_id, None)

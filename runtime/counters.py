@@ -7,6 +7,8 @@ from typing import Any
 
 from lorazor.runtime.metrics import decode_delta, encode_delta
 
+FAILURES = "lorazor_policy_failures_total"
+
 
 class Counters:
     """Counts by metric name and labels; the caller keeps the number of distinct labels bounded."""
@@ -22,6 +24,10 @@ class Counters:
         key = self._keys.get(known) or self._keys.setdefault(known, encode_delta(name, labels))
         self._totals[key] += by
         self._deltas[key] += by
+
+    def add_failures(self, reason: str, by: int = 1) -> None:
+        """Count decisions that failed, whose requests keep their adapters."""
+        self.add(FAILURES, by, reason=reason)
 
     def take(self) -> dict[str, int]:
         """What was added since the last call, by encoded key."""

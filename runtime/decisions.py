@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from lorazor.runtime.core import ReleaseCore, Sampled
+from lorazor.runtime.core import ReleaseCore
+from lorazor.runtime.core_values import Sampled
 from lorazor.runtime.device_policy import DevicePolicy
 from lorazor.runtime.device_step import DeviceStep
 from lorazor.runtime.overlap import Pending, ReleasingOutput
@@ -126,12 +127,12 @@ class Decisions:
     def _observe(self, sampled: list[list[int]], pending: Pending, home: tuple[torch.Tensor, ...]) -> None:
         # A step whose output vLLM dropped (preempted meanwhile) is made again and counts once.
         made = np.fromiter(map(len, sampled), np.int64, len(sampled)) > 0
-        rows = np.flatnonzero(made & self.core.unobserved(pending.ids, pending.steps))
+        rows = np.flatnonzero(made & self.core.reports.uncounted(pending.ids, pending.steps))
         ids, steps = [pending.ids[k] for k in rows], pending.steps[rows]
         if len(home) == 2:
             signals, probes = (found[rows] for found in home)
             tokens = torch.tensor([sampled[k][0] for k in rows], dtype=torch.long)
-            self.core.observe(Sampled(ids, steps.tolist(), tokens, signals, probes))
+            self.core.observe(Sampled(ids, steps, tokens, signals, probes))
             return
         scores = home[0].numpy() if home else ()
         self.core.observe_scores(ids, steps, {i: float(scores[row]) for i, row in pending.probed.items() if home})

@@ -15,7 +15,7 @@ def agree_on_admissions(core: ReleaseCore, ids: Sequence[str]) -> None:
     """Take in what the deciding rank says of these new requests. Every rank calls it in the same steps."""
     group: Any = get_tp_group()
     if group.world_size > 1:
-        core.follow(group.broadcast_object(core.admissions(ids) if core.decides else None))
+        core.take_in_admissions(group.broadcast_object(core.admissions(ids) if core.decides else None))
 
 
 def take_in_decisions(core: ReleaseCore, scheduler_output: Any) -> Collection[str]:

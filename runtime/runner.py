@@ -16,7 +16,8 @@ from vllm.platforms import current_platform
 
 from lorazor.features.signals import ADAPTER_SIGNALS, PROBE_SIGNALS, adapter_signals, probe_signals
 from lorazor.runtime.active_loras import ActiveLoras
-from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
+from lorazor.runtime.core import ReleaseCore
+from lorazor.runtime.core_values import Admitted, Sampled
 from lorazor.runtime.mapping import map_tokens
 from lorazor.runtime.probe import base_logits
 from lorazor.runtime.ranks import agree_on_admissions, take_in_decisions
@@ -65,7 +66,7 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
         self.core.counters.add("lorazor_rows", int((adapters > 0).sum()))
 
     def _admit(self, ids: list[str]) -> None:
-        fresh = [i for i in ids if self.requests[i].lora_request is not None and not self.core.follows(i)]
+        fresh = [i for i in ids if self.requests[i].lora_request is not None and not self.core.is_live(i)]
         if fresh:
             self.core.admit(*map(self._admitted, fresh))
             agree_on_admissions(self.core, fresh)
@@ -109,7 +110,7 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
             self._probed = rows, base_logits(self, rows, tokens, input_ids, positions)
         except Exception:
             self._probes_work = False
-            self.core.counters.add(FAILURES, len(rows), reason="probe")
+            self.core.counters.add_failures("probe", len(rows))
             logger.exception("LoRazor: probing failed and is switched off; requests keep their adapters")
         finally:
             self._set_active_loras(*self._mapping)
@@ -138,7 +139,7 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
         return output
 
     def _observe(self, ids: list[str], keep: list[int], raw: torch.Tensor, output: Any) -> None:
-        rows = [k for k, tokens in enumerate(output.sampled_token_ids) if tokens and self.core.follows(ids[k])]
+        rows = [k for k, tokens in enumerate(output.sampled_token_ids) if tokens and self.core.is_live(ids[k])]
         tokens = torch.tensor([output.sampled_token_ids[k][0] for k in rows])
         place = {k: j for j, k in enumerate(rows)}
         signals = torch.full((len(rows), len(ADAPTER_SIGNALS)), torch.nan)
@@ -150,7 +151,7 @@ class LoRazorRunner(Unloading, ActiveLoras, StockRunner):
             probed, base = self._probed
             at = [keep.index(k) for k in probed]
             probes[[place[k] for k in probed]] = probe_signals(raw[at], base, chosen[at]).cpu()
-        steps = [len(self.requests[ids[k]].output_token_ids) - 1 for k in rows]
+        steps = np.array([len(self.requests[ids[k]].output_token_ids) - 1 for k in rows], np.int64)
         self.core.observe(Sampled([ids[k] for k in rows], steps, tokens, signals, probes))
 
     def _update_states(self, scheduler_output: Any) -> Any:

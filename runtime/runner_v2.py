@@ -17,7 +17,8 @@ import torch
 from vllm.platforms import current_platform
 
 from lorazor.runtime.active_loras import ActiveLoras
-from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore
+from lorazor.runtime.core import ReleaseCore
+from lorazor.runtime.core_values import Admitted
 from lorazor.runtime.decisions import Decisions
 from lorazor.runtime.device_policy import DevicePolicy
 from lorazor.runtime.device_step import DeviceStep, start_device_policy
@@ -93,7 +94,7 @@ class ReleaseRunner(Decisions, Unloading, ShadowRows, ActiveLoras, StockRunner):
         with_adapter = [new for new in scheduler_output.scheduled_new_reqs if new.lora_request is not None]
         self._adapters |= {new.req_id: new.lora_request.lora_int_id for new in with_adapter}
         with self.core.lock:
-            fresh = [new for new in with_adapter if not self.core.follows(new.req_id)]
+            fresh = [new for new in with_adapter if not self.core.is_live(new.req_id)]
             if fresh:
                 self.core.admit(*map(self._admitted, fresh))
                 agree_on_admissions(self.core, [new.req_id for new in fresh])
@@ -132,7 +133,7 @@ class ReleaseRunner(Decisions, Unloading, ShadowRows, ActiveLoras, StockRunner):
     def _take_boundaries(self, released: Iterable[str]) -> None:
         for request_id in released:
             place = self.req_states.req_id_to_index.get(request_id)
-            boundary = self.core.boundary(request_id) if self.core.follows(request_id) else None
+            boundary = self.core.boundary(request_id) if self.core.is_live(request_id) else None
             if place is not None and boundary is not None:
                 self.lora_state.boundaries[place] = boundary
 
@@ -178,7 +179,7 @@ class ReleaseRunner(Decisions, Unloading, ShadowRows, ActiveLoras, StockRunner):
 
     def _probing_failed(self, count: int) -> None:
         self._probes_work = False
-        self.core.counters.add(FAILURES, count, reason="probe")
+        self.core.counters.add_failures("probe", count)
         logger.exception("LoRazor: probing failed and is switched off; requests keep their adapters")
 
     def _base_logits(self, run: Callable[[], Any]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from lorazor.features.grid import boundary
 from lorazor.runtime.adapter_queue import AdapterQueue
-from lorazor.runtime.core import StepReport
+from lorazor.runtime.core_values import StepReport
 from lorazor.runtime.ids import public_id, sibling
 from lorazor.runtime.request import ReleasableRequest, adopt
 from lorazor.runtime.shadow_room import leave_room

@@ -63,10 +63,12 @@ class Followed:
             self._free.append(row)
 
     def push(self, ids: Sequence[str], signals: torch.Tensor, probes: torch.Tensor) -> None:
-        """Take in one decode step: signals float32 [n, 4] and probes float32 [n, 5] of n followed requests."""
-        rows = self._reset(ids)
-        self._fresh.difference_update(rows)
-        self._window.push(torch.tensor(rows), signals.cpu(), probes.cpu())
+        """Take in one decode step: signals float32 [n, 4] and probes float32 [n, 5]; other requests are skipped."""
+        at = [k for k, request_id in enumerate(ids) if request_id in self._rows]
+        if at:
+            rows = self._reset([ids[k] for k in at])
+            self._fresh.difference_update(rows)
+            self._window.push(torch.tensor(rows), signals[at].cpu(), probes[at].cpu())
 
     def places(self, ids: Sequence[str]) -> NDArray[np.int32]:
         """Each request's row, int32 [n]; -1: not followed."""

@@ -124,4 +124,4 @@ class LoRazorWorker(StockWorker):
     def lorazor_request(self, request_id: str) -> dict[str, Any] | None:
         """The report of a live or recent request by the id that the client knows."""
         with self.core.lock:
-            return self.core.report(request_id)
+            return self.core.reports.get(request_id)

@@ -24,7 +24,9 @@ from lorazor.features.schema import FEATURES, SCHEMA_HASH
 from lorazor.policy.artifact import Artifact, save_artifact
 from lorazor.policy.manifest import AdapterEntry, Manifest, TaskPolicy
 from lorazor.runtime.config import runtime_config
-from lorazor.runtime.core import FAILURES, Admitted, ReleaseCore, Sampled
+from lorazor.runtime.core import ReleaseCore
+from lorazor.runtime.core_values import Admitted, Sampled
+from lorazor.runtime.counters import FAILURES
 from lorazor.runtime.scoring import Followed
 from tests.policy.conftest import train as train_policy
 from tests.runtime.policies import make_policy, safe_from_step
@@ -208,8 +210,8 @@ def test_the_hosts_decisions(artifact: Artifact, device: str, seed: int) -> None
         found = step.run(kept, tokens, plan, base, policy)
         settle(device)
         assert len(found) == bool(due)
-        on_device.observe_scores(ids, [c] * MOST, {ids[k]: float(found[0][k]) for k in due})
-        host.observe(Sampled(ids, [c] * MOST, tokens.cpu(), signals, probes))
+        on_device.observe_scores(ids, np.full(MOST, c), {ids[k]: float(found[0][k]) for k in due})
+        host.observe(Sampled(ids, np.full(MOST, c), tokens.cpu(), signals, probes))
         assert on_device.take_step().released == host.take_step().released
     reasons = [
         {labels["reason"] for name, labels, _ in core.counters.totals() if name == FAILURES}

@@ -12,7 +12,7 @@ import pytest
 
 from lorazor.features.errors import InputError
 from lorazor.policy.rule import in_release_fraction
-from lorazor.runtime.core import FAILURES
+from lorazor.runtime.counters import FAILURES
 from lorazor.runtime.guard import GuardedScorer
 from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.tiny import (
@@ -128,7 +128,7 @@ def test_a_failing_policy_changes_no_request(
 ) -> None:
     """Whatever the policy does on the host, the request runs on with its adapter, and the failure is counted."""
     monkeypatch.setattr(worker(llm).model_runner, "device_policy", None, raising=False)
-    core.followed.score = GuardedScorer(broken(kind), 0.3, lambda why: core.counters.add(FAILURES, reason=why))
+    core.followed.score = GuardedScorer(broken(kind), 0.3, core.counters.add_failures)
     before = counts(llm, FAILURES).get(kind, 0)
     ask = Ask(prompt(4, 12), "a")
     (output,) = run(llm, tiny, [ask])
@@ -187,13 +187,10 @@ def test_release_fraction_splits_by_id() -> None:
     assert all(in_release_fraction(i, 1.0) for i in ids)
 
 
-def test_control_arm_is_never_released(llm: Any, core: Any, tiny: Tiny) -> None:
+def test_control_arm_is_never_released(llm: Any, core: Any, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a release fraction of 0 every request is in the control arm."""
-    core.config = core.config.model_copy(update={"release_fraction": 0.0})
-    try:
-        (output,) = run(llm, tiny, [Ask(prompt(2, 9), "b")])
-    finally:
-        core.config = core.config.model_copy(update={"release_fraction": 1.0})
+    monkeypatch.setattr(core.arms, "config", core.config.model_copy(update={"release_fraction": 0.0}))
+    (output,) = run(llm, tiny, [Ask(prompt(2, 9), "b")])
     assert output.kv_transfer_params["lorazor"] == {"release_step": None, "arm": "control"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lorazor.runtime.core import FAILURES
+from lorazor.runtime.counters import FAILURES
 from tests.runtime.tiny import (
     ON_V2,
     Ask,

@@ -38,7 +38,7 @@ def scored(features: NDArray[Any]) -> NDArray[Any]:
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_scores_are_those_of_a_window_each(artifact: Artifact, seed: int) -> None:
-    """Admissions, steps, ends and rows used again in any order, asked in any company."""
+    """Admissions, steps, ends and rows used again in any order, in any company, also of requests not followed."""
     rng = np.random.default_rng(seed)
     followed = Followed(artifact, 5, 5.0, lambda why: None)
     windows: dict[str, Window] = {}
@@ -53,10 +53,11 @@ def test_scores_are_those_of_a_window_each(artifact: Artifact, seed: int) -> Non
             followed.stop(gone)
             del windows[gone]
         stepped = [i for i in windows if rng.random() < 0.4]
-        if stepped:
-            x, y = (torch.tensor(rng.normal(size=(len(stepped), n)), dtype=torch.float32) for n in (4, 5))
-            followed.push(stepped, x, y)
-            for k, i in enumerate(stepped):
+        ids = rng.permutation([*stepped, "stranger"]).tolist()
+        x, y = (torch.tensor(rng.normal(size=(len(ids), n)), dtype=torch.float32) for n in (4, 5))
+        followed.push(ids, x, y)
+        for k, i in enumerate(ids):
+            if i in windows:
                 windows[i].push(torch.zeros(1, dtype=torch.long), x[k : k + 1], y[k : k + 1])
         asked = [i for i in windows if rng.random() < 0.7]
         found = followed.scores(asked)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lorazor.features.signals import probe_signals
-from lorazor.runtime.core import FAILURES
+from lorazor.runtime.counters import FAILURES
 from tests.runtime.policies import PROBE_INTERVAL, make_policy, safe_from_step
 from tests.runtime.tiny import (
     ON_V2,

@@ -6,13 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lorazor.policy.artifact import load_artifact
 from lorazor.runtime import ranks
 from lorazor.runtime.config import RuntimeConfig
-from lorazor.runtime.core import Admitted, ReleaseCore, Sampled
+from lorazor.runtime.core import ReleaseCore
+from lorazor.runtime.core_values import Admitted, Sampled
 from lorazor.runtime.step_news import StepNews
 from tests.runtime.policies import make_policy, safe_from_step
 from tests.runtime.tiny import ON_V2, Ask, Reference, Tiny, assert_text, engine, prompt, released_at, run, tokens
@@ -98,11 +100,11 @@ def test_later_decisions_come_with_a_step(tiny: Tiny, cores: tuple[ReleaseCore, 
     for core in cores:
         for request_id in ("r1", "r2"):
             core.admit(asked(tiny, request_id))
-    second.follow(first.admissions(["r1", "r2"]))
+    second.take_in_admissions(first.admissions(["r1", "r2"]))
     first.give_up(["r2"])
     for c in range(9):
         signals, probes = torch.zeros(1, 4), torch.zeros(1, 5)
-        first.observe(Sampled(["r1"], [c], torch.tensor([7]), signals, probes))
+        first.observe(Sampled(["r1"], np.array([c]), torch.tensor([7]), signals, probes))
     step = first.take_step()
     assert (step.released, step.given_up) == ({"r1": 10}, ["r2"])
     assert all(core.wants_probe(i, 12) for core in cores for i in ("r1", "r2"))
