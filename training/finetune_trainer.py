@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import kl_div, log_softmax
 from transformers import Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from lorazor.training.boundary_mask import BoundaryMask
 from lorazor.training.finetune_config import FinetuneConfig
 from lorazor.training.finetune_cuts import Cut, example_rng, log_uniform
-from lorazor.training.finetune_data import IGNORED, Batch, boundaries, positions, target_tokens
+from lorazor.training.finetune_data import Batch, boundaries, positions, target_tokens
 from lorazor.training.finetune_model import compile_layers
 from lorazor.training.finetune_own import OwnOutputs
+from lorazor.training.target_logits import TargetLogits, chunks, token_losses, wanted
 
 JUDGED = (Cut.NEVER, Cut.PROMPT)  # validation is done with each
 
@@ -47,7 +48,7 @@ class FinetuneTrainer(Trainer):
     def __init__(self, config: FinetuneConfig, own: OwnOutputs | None, **options: Any) -> None:
         super().__init__(**options)
         self.config, self.own = config, own
-        self.boundary = BoundaryMask(self.model)
+        self.boundary, self.targets = BoundaryMask(self.model), TargetLogits(self.model)
         if config.compile:
             compile_layers(self.model)
 
@@ -64,18 +65,16 @@ class FinetuneTrainer(Trainer):
     ) -> Any:
         """Cross entropy on the targets, and with `distill` the divergence of two released paths from the full one."""
         labels, releases = inputs["labels"], self.draw(inputs)
-        if self.config.distill:
-            rows = self.masked(*sandwich(inputs, releases))
-            rows["labels"][len(labels) :] = IGNORED  # only the full path learns from them
-        else:
-            rows = self.masked(inputs, releases)
-        loss, outputs = super().compute_loss(model, rows, True, num_items_in_batch)
-        if self.config.distill:
-            items = (labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-            # Trainer averages gradients over processes, but `items` counts the tokens of all of them.
-            scale = self.config.distill * self.accelerator.num_processes / items
-            loss = loss + scale * divergence(outputs.logits, labels)
-        return (loss, outputs) if return_outputs else loss
+        rows = sandwich(inputs, releases) if self.config.distill else (inputs, releases)
+        outputs = model(**self.masked(*rows))
+        targets = labels[:, 1:][wanted(labels)]
+        full, *released = outputs.logits.split(len(targets))
+        loss = token_losses(full, targets).sum()
+        if released:
+            loss = loss + self.config.distill * divergence(full, *released)
+        # Trainer averages gradients over processes, but the number that it gives counts the tokens of all of them.
+        items = len(targets) if num_items_in_batch is None else num_items_in_batch / self.accelerator.num_processes
+        return (loss / items, outputs) if return_outputs else loss / items
 
     def draw(self, batch: Batch) -> Tensor:
         """This step's release step of each example, int64 [batch]; with distillation log-uniform."""
@@ -85,10 +84,11 @@ class FinetuneTrainer(Trainer):
         return torch.tensor(list(map(draw, lengths, rngs)), device=batch["labels"].device)
 
     def masked(self, batch: Batch, releases: Tensor) -> dict[str, Any]:
-        """Set the mask for the next pass over `batch`; what the model takes of it."""
+        """Set the mask for the next pass over `batch`, which gives the targets' logits; what the model takes of it."""
         places = positions(batch["attention_mask"])
         self.boundary.set(places, boundaries(batch, releases))
-        rows: dict[str, Any] = {key: batch[key] for key in ("input_ids", "attention_mask", "labels")}
+        self.targets.set(batch["labels"])
+        rows = {key: batch[key] for key in ("input_ids", "attention_mask")}
         return {**rows, "position_ids": places, "use_cache": False}
 
     def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, device: Any) -> Any:
@@ -98,6 +98,7 @@ class FinetuneTrainer(Trainer):
             own = self.own
             with self.compute_loss_context_manager():
                 self.boundary.clear()
+                self.targets.clear()
                 epoch_iterator = (own.replace(self.model, batch, step) for batch in epoch_iterator)
                 return super().get_batch_samples(epoch_iterator, num_batches, device)
         return super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -133,10 +134,10 @@ class FinetuneTrainer(Trainer):
         releases = lengths if cut is Cut.NEVER else torch.ones_like(lengths)
         with self.compute_loss_context_manager():
             logits = self.model(**self.masked(batch, releases)).logits
-        row, column = (batch["labels"][:, 1:] != IGNORED).nonzero(as_tuple=True)
-        logits, labels = logits[row, column].float(), batch["labels"][row, column + 1]
+        at = wanted(batch["labels"])
+        row, labels = at.nonzero()[:, 0], batch["labels"][:, 1:][at]
         zeros = torch.zeros(len(lengths), device=logits.device)
-        loss = zeros.index_add(0, row, cross_entropy(logits, labels, reduction="none"))
+        loss = zeros.index_add(0, row, token_losses(logits, labels))
         wrong = zeros.index_add(0, row, (logits.argmax(-1) != labels).float())
         return torch.stack([loss, lengths.float(), (wrong == 0).float(), torch.ones_like(loss)], 1)
 
@@ -147,10 +148,11 @@ def sandwich(batch: Batch, releases: Tensor) -> tuple[Batch, Tensor]:
     return rows, torch.cat([target_tokens(batch["labels"]), torch.ones_like(releases), releases])
 
 
-def divergence(logits: Tensor, labels: Tensor) -> Tensor:
-    """KL(full ‖ released), summed over target tokens, the mean of both released thirds; no gradient into the full."""
-    wanted = labels[:, 1:] != IGNORED
-    full, prompt, drawn = (log_softmax(part[:, :-1][wanted].float(), -1) for part in logits.chunk(3))
-    teacher = full.detach()
-    pairs = [kl_div(student, teacher, reduction="sum", log_target=True) for student in (prompt, drawn)]
-    return (pairs[0] + pairs[1]) / 2
+def divergence(full: Tensor, *released: Tensor) -> Tensor:
+    """KL(full ‖ released), summed over the rows of logits [n, V], the mean over `released`; no gradient into `full`."""
+    total = torch.zeros((), device=full.device)
+    for logits in released:
+        for student, teacher in zip(chunks(logits), chunks(full.detach()), strict=True):
+            student, teacher = log_softmax(student.float(), -1), log_softmax(teacher.float(), -1)
+            total = total + kl_div(student, teacher, reduction="sum", log_target=True)
+    return total / len(released)

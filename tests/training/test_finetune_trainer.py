@@ -64,6 +64,13 @@ def gradients(trainer: FinetuneTrainer, sizes: list[int]) -> dict[str, Tensor]:
     return {name: weight.grad for name, weight in trainer.model.named_parameters() if weight.grad is not None}
 
 
+def whole_pass(trainer: FinetuneTrainer, batch: Batch, releases: Tensor) -> Any:
+    """The model's own loss and all of its logits."""
+    rows = trainer.masked(batch, releases)
+    trainer.targets.clear()
+    return trainer.model(**rows, labels=batch["labels"])
+
+
 def assert_same_gradients(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     """All close, and none of them zero."""
     assert a.keys() == b.keys()
@@ -129,16 +136,12 @@ def test_distillation_is_cross_entropy_and_the_divergence_of_two_released_paths(
     batch = collate(trainer.train_dataset[:6], PAD)
     lengths = (batch["labels"] != IGNORED).sum(1)
     wanted = batch["labels"][:, 1:] != IGNORED
-
-    def one_pass(releases: Tensor) -> Any:
-        return trainer.model(**trainer.masked(batch, releases))
-
     with torch.no_grad():
-        full = one_pass(lengths)
+        full = whole_pass(trainer, batch, lengths)
         teacher = log_softmax(full.logits[:, :-1][wanted], -1)
         expected = full.loss
         for releases in (torch.ones_like(lengths), trainer.draw(batch)):
-            student = log_softmax(one_pass(releases).logits[:, :-1][wanted], -1)
+            student = log_softmax(whole_pass(trainer, batch, releases).logits[:, :-1][wanted], -1)
             expected = expected + 0.25 * kl_div(student, teacher, log_target=True, reduction="sum") / wanted.sum()
         got = trainer.compute_loss(trainer.model, batch)
     torch.testing.assert_close(got, expected)
@@ -182,7 +185,7 @@ def test_validation_judges_the_unreleased_and_the_prompt_only_path(base: Tiny, t
             batch: Batch = collate([example], PAD)
             length = (batch["labels"] != IGNORED).sum(1)
             with torch.no_grad():
-                result = trainer.model(**trainer.masked(batch, length if cut == "never" else torch.ones_like(length)))
+                result = whole_pass(trainer, batch, length if cut == "never" else torch.ones_like(length))
             losses, tokens = losses + float(result.loss) * int(length), tokens + int(length)
             exact += bool((result.logits[0, :-1].argmax(-1) == batch["labels"][0, 1:])[-int(length) :].all())
         assert metrics[f"eval_{cut}_loss"] == pytest.approx(losses / tokens, rel=1e-5)
