@@ -72,12 +72,12 @@ class Demo:
         self.run("lorazor", "train", TRACES / "train", POLICY, "--figures", OUT / "figures", "--mlflow", store)
 
     def tune(self) -> None:
-        """Thresholds with a guarantee, and what they do on the requests that training left for the test."""
+        """Thresholds with a guarantee, and what they do on requests that neither training nor tuning saw."""
         promise = ["--max-drop", f"{MAX_DROP:g}", "--confidence", f"{CONFIDENCE:g}"]
         self.run("lorazor", "tune", POLICY, TRACES / "calibrate", *promise, "--json", OUT / "tune.json")
         if all(task["threshold"] is None for task in tasks_of(OUT / "tune.json").values()):
             raise DemoError("no task has a threshold that keeps the promise, so nothing would release")
-        self.run("lorazor", "evaluate", POLICY, TRACES / "train", "--unseen-only", "--json", OUT / "evaluate.json")
+        self.run("lorazor", "evaluate", POLICY, TRACES / "test", "--json", OUT / "evaluate.json")
 
     def serve(self) -> demo_live.Live:
         """The server, the dozen requests with and without the policy, and what they show."""
@@ -93,7 +93,7 @@ class Demo:
     def report(self, live: demo_live.Live) -> Path:
         import demo_figures
 
-        figures = demo_figures.draw(POLICY, TRACES / "train")
+        figures = demo_figures.draw(POLICY, TRACES / "test")
         page = OUT / "report.html"
         text = demo_report.render(
             figures,

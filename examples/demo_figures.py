@@ -1,4 +1,4 @@
-"""The figures of the demo's report, as SVG to be put into its page: the policy on requests that training never saw.
+"""The figures of the demo's report, as SVG to be put into its page: the policy on requests that it never saw.
 
 `lorazor train --figures` draws all baselines; here are fewer, with the threshold that `tune` chose marked.
 """

@@ -2,8 +2,8 @@
 
     python examples/make_traces.py .models/SmolLM2-135M-Instruct examples/adapters examples/traces
 
-Two collections that share no request: `train`, on which the policy is trained and judged, and `calibrate`, on which its
-thresholds are tuned. With float32 the traces are those of a CPU server but for the last digits.
+Three collections that share no request: `train`, on which the policy is trained, `calibrate`, on which its thresholds
+are tuned, and `test`, on which it is judged. With float32 the traces are those of a CPU server but for the last digits.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 from tasks import TASKS, generate
 
-SEEDS = {"train": 1, "calibrate": 2}
+SEEDS = {"train": 1, "calibrate": 2, "test": 3}
 MAX_TOKENS = 64
 PROBE_INTERVAL = 4
 
@@ -54,8 +54,9 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("adapters", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--train", type=int, default=1500, help="requests a task")
+    parser.add_argument("--train", type=int, default=1024, help="requests a task")
     parser.add_argument("--calibrate", type=int, default=800, help="requests a task")
+    parser.add_argument("--test", type=int, default=476, help="requests a task")
     parser.add_argument("--batch", type=int, default=512, help="requests a shard, and sequences that run at once")
     parser.add_argument("--dtype", default="float32", help="bfloat16 runs vLLM's own LoRA kernels")
     args = parser.parse_args()

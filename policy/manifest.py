@@ -71,9 +71,9 @@ class Manifest(_Part):
     adapters: list[AdapterEntry]
     tasks: dict[str, TaskPolicy]
     threshold_grid: list[Unit] = Field(default=[], max_length=MAX_THRESHOLDS)
-    """Fixed at training (quantiles of the training scores), before any calibration data are read."""
+    """Fixed at training, before any calibration data are read: quantiles of the scores of unseen requests."""
     trained_on: list[RequestHash] = []
-    """First 16 hex digits of the sha256 of each training and validation request id, to refuse an overlap."""
+    """First 16 hex digits of the sha256 of each request id that the model learnt from, to refuse an overlap."""
     made: dict[str, JsonValue] = {}
     """How it was made: command, versions, data digest, metrics."""
     sha256: dict[FileName, Sha256] = {}

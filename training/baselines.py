@@ -22,12 +22,14 @@ Score = Callable[[ReplayTable], Floats]
 class ReleasePolicy:
     """A named score: `score(table)` gives float64 [D]; NaN never releases.
 
-    `shared`: one threshold must serve all tasks (else each task has its own).
+    `shared`: one threshold must serve all tasks (else each task has its own). `refit()`: the score of the same policy
+    fitted on all requests, for requests that are none of them; None where nothing is fitted.
     """
 
     name: str
     score: Score
     shared: bool = False
+    refit: Callable[[], Score] | None = None
 
 
 def simple_policies(seed: int, mean_output_tokens: dict[str, float]) -> list[ReleasePolicy]:

@@ -1,4 +1,4 @@
-"""The three parts of a training run as replay tables, one table per task and part."""
+"""The requests of a training run as replay tables: one table per task of all of them, and one per part."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ import numpy.typing as npt
 
 from lorazor.features.errors import InputError
 from lorazor.training.labels import safe
-from lorazor.training.replay import Bools, LeftOut, ReplayTable
+from lorazor.training.replay import Bools, Ints, LeftOut, ReplayTable
 from lorazor.training.split import Split, split_requests
 from lorazor.training.traces import TraceSet
 
 Tables = Mapping[str, ReplayTable]
+FOLDS = 5
+"""Of the cross-validation among the training requests."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Replay tables by task for each part; `mean_output_tokens` per task is that of the training requests alone."""
+    """Replay tables by task, `whole` and for each part; `mean_output_tokens` is that of the training requests alone."""
 
+    whole: Tables
     train: Tables
     validation: Tables
     test: Tables
     mean_output_tokens: dict[str, float]
     left_out: dict[str, LeftOut]
     split: Split
+
+    @property
+    def unseen(self) -> Tables:
+        """The validation and test requests, from which no policy learns before it is refitted."""
+        return {task: _with_ids(table, self.split.validation | self.split.test) for task, table in self.whole.items()}
 
 
 def prepare(traces: TraceSet, *, seed: int) -> Dataset:
@@ -42,9 +50,9 @@ def prepare(traces: TraceSet, *, seed: int) -> Dataset:
         {task: _with_ids(table, ids) for task, table in whole.items()}
         for ids in (split.train, split.validation, split.test)
     )
-    _refuse_one_class(train)
+    _refuse_unlearnable(train)
     left_out = {task: table.left_out for task, table in whole.items()}
-    return Dataset(train, validation, test, means, left_out, split)
+    return Dataset(whole, train, validation, test, means, left_out, split)
 
 
 def _with_ids(table: ReplayTable, ids: frozenset[str]) -> ReplayTable:
@@ -59,12 +67,28 @@ def stack(tables: Tables) -> tuple[npt.NDArray[np.float32], Bools]:
     )
 
 
-def _refuse_one_class(train: Tables) -> None:
+def folds(tables: Tables) -> list[tuple[Ints, Ints]]:
+    """Rows of `stack` to learn from and to judge by, FOLDS times: all decisions of a request are in one fold."""
+    from sklearn.model_selection import GroupKFold
+
+    request = _requests_of(tables)
+    return list(GroupKFold(FOLDS).split(request, groups=request))
+
+
+def _requests_of(tables: Tables) -> Ints:
+    """[D] a number for the request that each row of `stack` is of."""
+    before = np.cumsum([0, *map(len, tables.values())])
+    return np.concatenate([start + table.request for start, table in zip(before, tables.values(), strict=False)])
+
+
+def _refuse_unlearnable(train: Tables) -> None:
     labels = {task: safe(table) for task, table in train.items()}
     pooled = np.concatenate(list(labels.values()))
     names = ", ".join(repr(task) for task in train)
-    if not len(pooled):
-        raise InputError(f"task {names}: no request is long enough to have a decision, so there is nothing to learn")
+    if (n := len(np.unique(_requests_of(train)))) < FOLDS:
+        raise InputError(
+            f"task {names}: {n} training requests are long enough to have a decision; training needs at least {FOLDS}"
+        )
     if not pooled.any():
         raise InputError(
             f"task {names}: every label is 'unsafe' (no release keeps the score), so there is nothing to learn"

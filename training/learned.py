@@ -1,4 +1,7 @@
-"""The policies that are fitted: LightGBM (the one that ships), LightGBM on progress alone, and logistic regression."""
+"""The policies that are fitted: LightGBM (the one that ships), on all features or some, and logistic regression.
+
+Each is fitted twice: on the training requests, to be judged on the test requests, and then on all, to be used.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import lightgbm as lgb
 import numpy as np
 import numpy.typing as npt
 
-from lorazor.features.schema import FEATURES, REQUEST_FEATURES
-from lorazor.training.baselines import Score
-from lorazor.training.dataset import Dataset, stack
+from lorazor.features.schema import FEATURES
+from lorazor.training.baselines import ReleasePolicy, Score
+from lorazor.training.dataset import Dataset, Tables, folds, stack
 from lorazor.training.replay import ReplayTable
 
 Matrix = npt.NDArray[np.float32]
@@ -33,37 +36,55 @@ PARAMS: dict[str, Any] = {
 
 
 def fit_lightgbm(data: Dataset, *, seed: int, threads: int, columns: Sequence[str] = FEATURES) -> lgb.Booster:
-    """A binary LightGBM on the training decisions, stopped early by the log loss of the validation requests.
+    """A binary LightGBM on the training decisions, in as many rounds as cross-validation among them finds the best.
 
-    Columns that are not in `columns` keep their place and are all missing, so every model takes [D, F].
+    Columns that are not in `columns` keep their place and are all missing, so every model takes [D, F]. It never splits
+    on those, so they need no hiding from its scores.
     """
-    (x, y), (xv, yv) = stack(data.train), stack(data.validation)
-    train = lgb.Dataset(_only(x, columns), y, feature_name=list(FEATURES))
-    booster = lgb.train(
-        {**PARAMS, "seed": seed, "num_threads": threads},
-        train,
+    params = {**PARAMS, "seed": seed, "num_threads": threads}
+    found = lgb.cv(
+        params,
+        _lgb_data(data.train, columns),
         num_boost_round=MAX_ROUNDS,
-        valid_sets=[lgb.Dataset(_only(xv, columns), yv, reference=train)] if len(yv) else None,
-        callbacks=[lgb.early_stopping(PATIENCE, verbose=False)] if len(yv) else None,
+        folds=folds(data.train),
+        callbacks=[lgb.early_stopping(PATIENCE, verbose=False)],
     )
-    # Through the text, so that what is measured here is what the artifact holds: the best iteration and no more.
-    return lgb.Booster(model_str=booster.model_to_string(num_iteration=booster.best_iteration))
+    rounds = len(found["valid binary_logloss-mean"])
+    return lgb.train(params, _lgb_data(data.train, columns), num_boost_round=rounds)
 
 
-def fit_progress(data: Dataset, *, seed: int, threads: int) -> Score:
-    """LightGBM that sees the request and its progress only, none of the signals."""
-    booster = fit_lightgbm(data, seed=seed, threads=threads, columns=REQUEST_FEATURES)
-    return lambda table: predict(booster, _only(table.features, REQUEST_FEATURES), threads)
+def refit(
+    booster: lgb.Booster, data: Dataset, *, seed: int, threads: int, columns: Sequence[str] = FEATURES
+) -> lgb.Booster:
+    """LightGBM on the decisions of all requests, in as many rounds as `booster`, which was fitted on a part, has.
+
+    None of these requests can judge it: its scores of them are nearer to 0 and 1 than those of others will be.
+    """
+    params = {**PARAMS, "seed": seed, "num_threads": threads}
+    return lgb.train(params, _lgb_data(data.whole, columns), num_boost_round=booster.num_trees())
 
 
-def fit_logistic(data: Dataset, *, seed: int) -> Score:
+def lightgbm_policy(
+    name: str, booster: lgb.Booster, data: Dataset, *, seed: int, threads: int, columns: Sequence[str] = FEATURES
+) -> ReleasePolicy:
+    """What `fit_lightgbm` made of `data` and `columns`, as a policy."""
+
+    def score(model: lgb.Booster) -> Score:
+        return lambda table: predict(model, table.features, threads)
+
+    return ReleasePolicy(
+        name, score(booster), refit=lambda: score(refit(booster, data, seed=seed, threads=threads, columns=columns))
+    )
+
+
+def fit_logistic(tables: Tables, *, seed: int) -> Score:
     """scikit-learn's logistic regression on imputed and scaled features, with an indicator for each missing one."""
     from sklearn.impute import SimpleImputer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    x, y = stack(data.train)
+    x, y = stack(tables)
     kept = _sample(len(y), 200_000, seed)
     model = make_pipeline(
         SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True),
@@ -84,6 +105,11 @@ def predict(booster: lgb.Booster, features: Matrix, threads: int = 1) -> npt.NDA
     if not len(features):
         return np.empty(0)
     return np.asarray(booster.predict(features, num_threads=threads), dtype=np.float64)
+
+
+def _lgb_data(tables: Tables, columns: Sequence[str]) -> lgb.Dataset:
+    x, y = stack(tables)
+    return lgb.Dataset(_only(x, columns), y, feature_name=list(FEATURES))
 
 
 def _only(features: Matrix, columns: Sequence[str]) -> Matrix:

@@ -32,7 +32,10 @@ class TaskReport:
 
 @dataclass(frozen=True, eq=False)
 class TrainReport:
-    """The result of a training run; `tracked` is None without MLflow."""
+    """The result of a training run; `tracked` is None without MLflow.
+
+    `tasks` is of policies that had not seen the test requests. The artifact's model, of `rounds` trees, has.
+    """
 
     artifact: Path
     tasks: dict[str, TaskReport]
@@ -75,7 +78,9 @@ class TrainReport:
         return flat
 
     def _closing(self) -> str:
+        n = sum(sum(report.requests.values()) for report in self.tasks.values())
         lines = [
+            f"the policies above learnt from the training requests; the artifact's from all {n:,}, in as many rounds",
             f"policy artifact: {self.artifact} ({self.rounds} trees, {self.seconds:.1f} s)",
             "it never releases until `lorazor tune` sets thresholds",
         ]

@@ -25,11 +25,17 @@ def request_hash(request_id: str) -> str:
     return hashlib.sha256(request_id.encode()).hexdigest()[:16]
 
 
-def save(out: Path, booster: lgb.Booster, data: Dataset, meta: Meta, *, seed: int, score: Score, digest: str) -> None:
+def save(
+    out: Path, booster: lgb.Booster, data: Dataset, meta: Meta, *, seed: int, held_out: Score, digest: str
+) -> None:
     """Write the artifact folder; every task's threshold is None (never).
 
-    `trained_on` holds the training and validation requests: these and no others may not calibrate a threshold.
+    Args:
+        booster: fitted on all requests of `data`; `trained_on` lists them, for none may calibrate a threshold.
+        held_out: the scores of the same model fitted on the training requests alone. The threshold grid is made of
+            those that it gives to the others, because the scores to come are also of requests unseen.
     """
+    unseen = data.unseen
     try:
         manifest = Manifest(
             schema_hash=SCHEMA_HASH,
@@ -38,15 +44,14 @@ def save(out: Path, booster: lgb.Booster, data: Dataset, meta: Meta, *, seed: in
             base_fingerprint=meta.base.fingerprint,
             adapters=_adapters(data, meta),
             tasks={t: TaskPolicy(threshold=None, mean_output_tokens=m) for t, m in data.mean_output_tokens.items()},
-            threshold_grid=threshold_grid(data.train, {t: score(table) for t, table in data.train.items()}),
-            trained_on=_hashes(data.split.train | data.split.validation),
+            threshold_grid=threshold_grid(unseen, {task: held_out(table) for task, table in unseen.items()}),
+            trained_on=_hashes(data.split.everyone),
             made=made_by(
                 base=meta.base.name,
                 data_digest=digest,
                 seed=seed,
                 rounds=booster.num_trees(),
                 traces=meta.command,
-                tested_on=_hashes(data.split.test),
             ),
         )
     except ValidationError as error:

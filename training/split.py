@@ -21,6 +21,11 @@ class Split:
     validation: frozenset[str]
     test: frozenset[str]
 
+    @property
+    def everyone(self) -> frozenset[str]:
+        """The ids of all parts."""
+        return self.train | self.validation | self.test
+
 
 def split_requests(requests: pd.DataFrame, *, seed: int, validation: float = 0.2, test: float = 0.2) -> Split:
     """Split `TraceSet.requests` by request id, each task in the same shares; the rest is for training.

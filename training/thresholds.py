@@ -12,9 +12,9 @@ GRID_SIZE = 50
 
 
 def threshold_grid(tables: Tables, scores: dict[str, Floats], size: int = GRID_SIZE) -> list[float]:
-    """At most `size` quantiles of the training scores, strictest (highest) first.
+    """At most `size` quantiles of the scores of some requests of a training, strictest (highest) first.
 
-    Among the quantiles those are taken whose active-row shares on the training requests lie evenly between 1 and the
+    Among the quantiles those are taken whose active-row shares on these requests lie evenly between 1 and the
     least: evenly spaced quantiles would spend most of the grid where one share follows from many thresholds.
     Tasks share the grid, and each gets its part of it.
     """

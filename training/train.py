@@ -1,5 +1,7 @@
 """`lorazor train`: from traces and rollouts to a policy artifact, with every baseline beside it.
 
+The policies compared have learnt from the training requests (60 %) and are judged on test requests (20 %) that they
+never saw. After that LightGBM is fitted on all of the requests, and this is the one that the artifact holds.
 The artifact releases nothing yet: its thresholds are "never" until `tune` sets them on requests that it never saw.
 """
 
@@ -14,13 +16,13 @@ import lightgbm as lgb
 import numpy as np
 
 from lorazor.features.errors import InputError
-from lorazor.features.schema import FEATURES
+from lorazor.features.schema import FEATURES, REQUEST_FEATURES
 from lorazor.policy.manifest import POLICY_FILE
 from lorazor.training.baselines import ORACLE, ReleasePolicy, Score, simple_policies
 from lorazor.training.compare import Comparison, compare
 from lorazor.training.dataset import Dataset, prepare
 from lorazor.training.labels import safe
-from lorazor.training.learned import fit_lightgbm, fit_logistic, fit_progress, predict
+from lorazor.training.learned import fit_lightgbm, fit_logistic, lightgbm_policy, refit
 from lorazor.training.publish import AUTO, LEARNED, publish
 from lorazor.training.reliability import reliability
 from lorazor.training.replay import ReplayTable
@@ -75,12 +77,14 @@ def train(
     progress("comparison on the test requests")
     comparisons = compare(policies, data.validation, data.test, drop_limits)
     tasks = {task: _task_report(data, task, comparisons[task], score) for task in data.test}
+    progress("LightGBM on all requests")
     digest = traces.digest()
-    save(out, booster, data, traces.meta, seed=seed, score=score, digest=digest)
+    shipped = refit(booster, data, seed=seed, threads=threads)
+    save(out, shipped, data, traces.meta, seed=seed, held_out=score, digest=digest)
     report = TrainReport(
         artifact=out,
         tasks=tasks,
-        rounds=booster.num_trees(),
+        rounds=shipped.num_trees(),
         seconds=time.monotonic() - started,
         data_digest=digest,
         tracked=None,
@@ -96,13 +100,16 @@ def train(
 
 
 def fit(data: Dataset, *, seed: int, threads: int = 1) -> tuple[lgb.Booster, list[ReleasePolicy]]:
-    """The policy's LightGBM, and every policy to compare: the simplest first, LightGBM and the oracle last."""
+    """LightGBM on the training requests, and every policy to compare: the simplest first, LightGBM and oracle last."""
     booster = fit_lightgbm(data, seed=seed, threads=threads)
+    progress = fit_lightgbm(data, seed=seed, threads=threads, columns=REQUEST_FEATURES)
     policies = [
         *simple_policies(seed, data.mean_output_tokens),
-        ReleasePolicy("progress only", fit_progress(data, seed=seed, threads=threads)),
-        ReleasePolicy("logistic", fit_logistic(data, seed=seed)),
-        ReleasePolicy(LEARNED, lambda table: predict(booster, table.features)),
+        lightgbm_policy("progress only", progress, data, seed=seed, threads=threads, columns=REQUEST_FEATURES),
+        ReleasePolicy(
+            "logistic", fit_logistic(data.train, seed=seed), refit=lambda: fit_logistic(data.whole, seed=seed)
+        ),
+        lightgbm_policy(LEARNED, booster, data, seed=seed, threads=threads),
         ORACLE,
     ]
     return booster, policies

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import lightgbm as lgb
 
 from lorazor.features.errors import InputError
 from lorazor.features.schema import FEATURES, PROBE_FEATURES, REQUEST_FEATURES
-from lorazor.training.baselines import ReleasePolicy
-from lorazor.training.dataset import Dataset
-from lorazor.training.learned import fit_lightgbm, predict
-from lorazor.training.replay import ReplayTable
+from lorazor.training.dataset import Dataset, Tables
+from lorazor.training.learned import fit_lightgbm, lightgbm_policy, refit
 from lorazor.training.study.cells import Parts, load_parts, rate
 from lorazor.training.study.layout import Cell, Layout
 from lorazor.training.study.policies import Promise, tuned
@@ -39,11 +36,11 @@ def ablate(
     known = learnable(layout, cells, seed, progress) if todo else {}
     for cell in (cell for cell in todo if cell in known):
         progress(f"ablate: {cell}")
-        booster = fit_lightgbm(known[cell], seed=seed, threads=1)
         if not features.has(cell.row()):
+            booster = refit(fit_lightgbm(known[cell], seed=seed, threads=1), known[cell], seed=seed, threads=1)
             features.add({**cell.row(), **row} for row in importance(booster))
         parts = load_parts(layout, cell, seed)
-        table.add({**cell.row(), **row} for row in ablated(parts, known, booster, promise))
+        table.add({**cell.row(), **row} for row in ablated(parts, known, promise))
 
 
 def learnable(layout: Layout, cells: Iterable[Cell], seed: int, progress: Callable[[str], None]) -> dict[Cell, Dataset]:
@@ -57,18 +54,15 @@ def learnable(layout: Layout, cells: Iterable[Cell], seed: int, progress: Callab
     return found
 
 
-def ablated(parts: Parts, known: Mapping[Cell, Dataset], booster: lgb.Booster, promise: Promise) -> Iterator[Row]:
+def ablated(parts: Parts, known: Mapping[Cell, Dataset], promise: Promise) -> Iterator[Row]:
     """The rows of every variant of one cell, the whole policy first."""
-    yield from _rows(WHOLE, booster, parts, promise)
+    yield from _rows(WHOLE, parts.data, parts, promise)
     for name, columns in {"without probes": WITHOUT_PROBES, "request only": REQUEST_FEATURES}.items():
-        # LightGBM never splits on a column that was missing in training, so no score needs hiding.
-        fewer = fit_lightgbm(parts.data, seed=parts.seed, threads=1, columns=columns)
-        yield from _rows(name, fewer, parts, promise)
+        yield from _rows(name, parts.data, parts, promise, columns)
     for g in INTERVALS:
         yield from _interval_rows(g, parts, promise)
     for name, others in transfers(parts.cell, known).items():
-        data = together([known[other] for other in others])
-        yield from _rows(name, fit_lightgbm(data, seed=parts.seed, threads=1), parts, promise)
+        yield from _rows(name, together([known[other] for other in others]), parts, promise)
 
 
 def transfers(cell: Cell, cells: Iterable[Cell]) -> dict[str, list[Cell]]:
@@ -90,13 +84,12 @@ def transfers(cell: Cell, cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def together(sets: Sequence[Dataset]) -> Dataset:
-    """Several cells' training and validation tables as one; the rest, which fitting does not read, is the first's."""
-    parts = ("train", "validation")
-    merged = {
-        part: {f"{i}/{task}": table for i, d in enumerate(sets) for task, table in getattr(d, part).items()}
-        for part in parts
-    }
-    return replace(sets[0], train=merged["train"], validation=merged["validation"])
+    """Several cells' tables as one; the rest, which fitting does not read, is the first's."""
+
+    def merged(part: str) -> Tables:
+        return {f"{i}/{task}": table for i, d in enumerate(sets) for task, table in getattr(d, part).items()}
+
+    return replace(sets[0], whole=merged("whole"), train=merged("train"), validation=merged("validation"))
 
 
 def importance(booster: lgb.Booster) -> list[Row]:
@@ -115,17 +108,15 @@ def _interval_rows(g: int, parts: Parts, promise: Promise) -> Iterator[Row]:
         return
     coarse = replace(parts, traces={part: subsample(traces, g) for part, traces in parts.traces.items()})
     try:
-        yield from _rows(name, fit_lightgbm(coarse.data, seed=parts.seed, threads=1), coarse, promise)
+        yield from _rows(name, coarse.data, coarse, promise)
     except InputError as error:  # the decisions that are left may be of one class
         yield {"variant": name, "note": str(error)}
 
 
-def _rows(name: str, booster: lgb.Booster, parts: Parts, promise: Promise) -> Iterator[Row]:
-    policy = rate(ReleasePolicy(name, partial(_score, booster)), parts.data.train[parts.cell.task], parts)
+def _rows(name: str, data: Dataset, parts: Parts, promise: Promise, columns: Sequence[str] = FEATURES) -> Iterator[Row]:
+    """LightGBM of `data` and `columns`, tuned and judged on the cell's requests."""
+    booster = fit_lightgbm(data, seed=parts.seed, threads=1, columns=columns)
+    policy = rate(lightgbm_policy(name, booster, data, seed=parts.seed, threads=1, columns=columns), parts)
     for limit in promise.limits:
         for row in tuned(policy, *limit, promise.confidence, None):
             yield {"variant": row.pop("policy"), **row}
-
-
-def _score(booster: lgb.Booster, table: ReplayTable) -> Any:
-    return predict(booster, table.features)

@@ -91,11 +91,16 @@ class Rated:
     test: Scored
 
 
-def rate(policy: ReleasePolicy, train: ReplayTable, parts: Parts) -> Rated:
-    """Score the cell's requests; the grid comes from the training requests alone, as in `lorazor train`."""
-    grid = np.array(threshold_grid({train.task: train}, {train.task: policy.score(train)}), dtype=np.float64)
-    calibrate, test = (Scored(table, policy.score(table)) for table in parts.tables.values())
-    return Rated(policy.name, grid, calibrate, test)
+def rate(policy: ReleasePolicy, parts: Parts) -> Rated:
+    """Score the cell's requests as `lorazor train` has it: by what all of its training requests taught.
+
+    The grid comes from those of them that the policy had not seen at first, as scored then.
+    """
+    unseen = parts.data.unseen
+    grid = threshold_grid(unseen, {task: policy.score(table) for task, table in unseen.items()})
+    score = policy.refit() if policy.refit else policy.score
+    calibrate, test = (Scored(table, score(table)) for table in parts.tables.values())
+    return Rated(policy.name, np.array(grid, dtype=np.float64), calibrate, test)
 
 
 def fitted(parts: Parts) -> tuple[lgb.Booster, Sequence[ReleasePolicy]]:

@@ -60,7 +60,7 @@ def learnt(parts: Parts) -> Rated:
     """The policy that ships; InputError where there is nothing to learn."""
     _, found = fitted(parts)
     policy = next(policy for policy in found if policy.name == LEARNED)
-    return rate(policy, parts.data.train[parts.cell.task], parts)
+    return rate(policy, parts)
 
 
 def guarantee_rows(policy: Rated, promise: Promise, draws: int, seed: int) -> Iterator[Row]:

@@ -18,6 +18,7 @@ from lorazor.features.errors import InputError
 from lorazor.training.baselines import ORACLE
 from lorazor.training.calibration import Scored
 from lorazor.training.compare import BASE_ONLY, NEVER_RELEASED
+from lorazor.training.learned import refit
 from lorazor.training.losses import Kind
 from lorazor.training.publish import LEARNED
 from lorazor.training.replay import Floats, Outcome, ReplayTable
@@ -72,12 +73,13 @@ def trained(parts: Parts, layout: Layout) -> tuple[list[Rated], str]:
         booster, found = fitted(parts)
     except InputError as error:
         return [], str(error)
-    data, out = parts.data, layout.artifact(parts.cell)
+    out = layout.artifact(parts.cell)
     shutil.rmtree(out, ignore_errors=True)
     traces = parts.traces[POLICY_TRAIN]
     score = next(policy.score for policy in found if policy.name == LEARNED)
-    save(out, booster, data, traces.meta, seed=parts.seed, score=score, digest=traces.digest())
-    return [rate(policy, data.train[parts.cell.task], parts) for policy in found], ""
+    shipped = refit(booster, parts.data, seed=parts.seed, threads=1)
+    save(out, shipped, parts.data, traces.meta, seed=parts.seed, held_out=score, digest=traces.digest())
+    return [rate(policy, parts) for policy in found], ""
 
 
 def judged(parts: Parts, rated: Sequence[Rated], promise: Promise) -> list[Row]:
