@@ -54,7 +54,7 @@ def finetune(
         The report; None in every process but the first, where several work together.
 
     Raises:
-        InputError: anything wrong with the configuration, the data, the model or the places.
+        InputError: anything wrong with the configuration, the data, the model or the places, or too little memory.
     """
     checkpoints, first = Checkpoints(Path(out)), int(os.environ.get("RANK", "0")) == 0
     if first:  # the other processes of this run would find what the first one made
@@ -70,7 +70,13 @@ def finetune(
     progress("loading the model")
     trainer = make_trainer(config, examples, load_lora(config), tokenizer, checkpoints.folder)
     progress("training")
-    trainer.train(resume_from_checkpoint=checkpoints.last() if resume else None)
+    try:
+        trainer.train(resume_from_checkpoint=checkpoints.last() if resume else None)
+    except torch.OutOfMemoryError:
+        raise InputError(
+            f"--batch {config.batch} does not fit into the GPU's memory: lower it and raise --accumulate (the same "
+            "training, more slowly), or try --gradient-checkpointing"
+        ) from None
     trainer.accelerator.wait_for_everyone()  # the first removes the checkpoints that all have read
     if not first:
         return None

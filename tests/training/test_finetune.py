@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from lorazor.policy.fingerprint import fingerprint
 from lorazor.runtime.cli import main
 from lorazor.training.finetune_progress import ProgressCallback
+from lorazor.training.finetune_trainer import FinetuneTrainer
 from tests.runtime.tiny import make_tiny
 from tests.training.finetune_rows import write_rows
 
@@ -205,6 +206,22 @@ def test_places_that_do_not_fit_are_told(folder: Path, tmp_path: Path, capsys: p
     assert "out exists already; give another place" in capsys.readouterr().err
     assert run(tmp_path, tmp_path / "new") == 2
     assert "base: not a model folder (it has no config.json)" in capsys.readouterr().err
+
+
+def test_a_batch_that_does_not_fit_is_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not a traceback of CUDA's, but what to change."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(FinetuneTrainer, "compute_loss", full)
+    assert run(folder, tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "does not fit into the GPU's memory" in said
+    assert "--accumulate" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_several_gpus_without_a_launcher_are_refused(
