@@ -2,8 +2,8 @@
 
     python benchmarks/plot_study.py benchmarks/data/study_bands.csv docs/study.png
 
-A line for each task: the learned policy at every threshold of its grid, on test requests with S > 0; bands are the 5 %
-and 95 % quantile of 400 resamples of the requests.
+A line for each task and backbone: the learned policy at every threshold of its grid, on test requests with S > 0; bands
+are the 5 % and 95 % quantile of 400 resamples of the requests.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from matplotlib.axes import Axes
 
 KINDS = {"ordinary": "ordinary adapters", "release-aware": "release-aware adapters"}
 COLOURS = {"e2e": "#0072b2", "scan": "#009e73", "snips_json": "#d55e00", "wikisql": "#cc79a7"}
+STYLES = {"SmolLM2-135M-Instruct": "-", "Qwen2.5-Coder-0.5B-Instruct": "--"}
 
 
 def panel(axis: Axes, rows: pd.DataFrame, title: str) -> None:
     """The lines of one kind of adapter."""
-    for task, colour in COLOURS.items():
-        line = rows[rows["task"] == task].sort_values("share")
-        axis.fill_between(line["share"], line["kept_low"], line["kept_high"], color=colour, alpha=0.15, linewidth=0)
-        axis.plot(line["share"], line["kept"], color=colour, label=task, linewidth=1.8)
+    for (task, backbone), line in rows.sort_values("share").groupby(["task", "backbone"]):
+        colour, style = COLOURS[task], STYLES[backbone]
+        axis.fill_between(line["share"], line["kept_low"], line["kept_high"], color=colour, alpha=0.12, linewidth=0)
+        label = f"{task}, {backbone.partition('-')[0]}"
+        axis.plot(line["share"], line["kept"], color=colour, linestyle=style, label=label, linewidth=1.8)
     axis.set(title=title, xlabel="active-row share", xlim=(0, 1), ylim=(0, 1.03))
     axis.grid(alpha=0.3)
 
@@ -41,7 +43,7 @@ def main() -> None:
     for axis, (kind, title) in zip(axes, KINDS.items(), strict=True):
         panel(axis, rows[rows["adapter"] == kind], title)
     axes[0].set_ylabel("score kept (R / S)")
-    axes[0].legend(loc="lower right")
+    axes[-1].legend(loc="lower right")  # the lines leave it room
     figure.savefig(target, dpi=110, metadata={"Software": None})
 
 
