@@ -9,8 +9,9 @@ from lorazor.features.errors import InputError
 
 POLICY_FILE = "policy.json"
 MODEL_FILE = "model.txt"
+FORMAT_VERSION: Literal[2] = 2
 MAX_THRESHOLDS = 50
-"""Upper bound on the threshold grid: every threshold tested costs data, so the grid is kept short."""
+"""Upper bound on a task's threshold grid: every threshold tested costs data, so the grid is kept short."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 RequestHash = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -63,15 +64,15 @@ class AdapterEntry(_Part):
 class Manifest(_Part):
     """The whole of policy.json."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = FORMAT_VERSION
     schema_hash: Sha256
     features: list[str] = Field(min_length=1)
     probe_interval: int = Field(ge=1)
     base_fingerprint: Sha256
     adapters: list[AdapterEntry]
     tasks: dict[str, TaskPolicy]
-    threshold_grid: list[Unit] = Field(default=[], max_length=MAX_THRESHOLDS)
-    """Fixed at training, before any calibration data are read: quantiles of the scores of unseen requests."""
+    threshold_grid: dict[str, Annotated[list[Unit], Field(max_length=MAX_THRESHOLDS)]] = {}
+    """By task. Fixed at training, before any calibration data are read: quantiles of the scores of unseen requests."""
     trained_on: list[RequestHash] = []
     """First 16 hex digits of the sha256 of each request id that the model learnt from, to refuse an overlap."""
     made: dict[str, JsonValue] = {}
@@ -111,7 +112,7 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"unknown field {field}"
     if field == "format_version":
-        return f"format_version is {_shown(first['input'])}, this LoRazor reads version 1"
+        return f"format_version is {_shown(first['input'])}, this LoRazor reads version {FORMAT_VERSION}: train again"
     return f"field {field}: {first['msg']}, got {_shown(first['input'])}"
 
 

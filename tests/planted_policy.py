@@ -31,7 +31,7 @@ def planted_artifact(folder: Path, traces: TraceSet, trees: int = 40) -> Artifac
         base_fingerprint=meta.base.fingerprint,
         adapters=[AdapterEntry(name=a.name, fingerprint=a.fingerprint, task=a.task) for a in meta.adapters],
         tasks={task: TaskPolicy(mean_output_tokens=mean) for task, mean in means.items()},
-        threshold_grid=threshold_grid(tables, {t: booster.predict(x.features) for t, x in tables.items()}),
+        threshold_grid={t: threshold_grid(x, booster.predict(x.features)) for t, x in tables.items()},
         trained_on=sorted(request_hash(str(i)) for i in traces.requests["request_id"]),
     )
     return save_artifact(folder, manifest, booster.model_to_string())

@@ -42,9 +42,9 @@ class Calibration:
         """What the traces were made from."""
         return self.traces.meta
 
-    def grid(self) -> Floats:
-        """The thresholds to test, as training fixed them, the strictest (highest) first."""
-        return np.array(sorted(set(self.artifact.manifest.threshold_grid), reverse=True))
+    def grid(self, task: str) -> Floats:
+        """The thresholds to test for a task, as training fixed them, the strictest (highest) first."""
+        return np.array(sorted(set(self.artifact.manifest.threshold_grid.get(task, [])), reverse=True))
 
 
 def calibration(

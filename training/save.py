@@ -32,10 +32,9 @@ def save(
 
     Args:
         booster: fitted on all requests of `data`; `trained_on` lists them, for none may calibrate a threshold.
-        held_out: the scores of the same model fitted on the training requests alone. The threshold grid is made of
+        held_out: the scores of the same model fitted on the training requests alone. The threshold grids are made of
             those that it gives to the others, because the scores to come are also of requests unseen.
     """
-    unseen = data.unseen
     try:
         manifest = Manifest(
             schema_hash=SCHEMA_HASH,
@@ -44,7 +43,7 @@ def save(
             base_fingerprint=meta.base.fingerprint,
             adapters=_adapters(data, meta),
             tasks={t: TaskPolicy(threshold=None, mean_output_tokens=m) for t, m in data.mean_output_tokens.items()},
-            threshold_grid=threshold_grid(unseen, {task: held_out(table) for task, table in unseen.items()}),
+            threshold_grid={task: threshold_grid(table, held_out(table)) for task, table in data.unseen.items()},
             trained_on=_hashes(data.split.everyone),
             made=made_by(
                 base=meta.base.name,

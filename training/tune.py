@@ -71,7 +71,7 @@ def tune(
             by, chosen = f"for a target share of {target_share:.1%}", threshold_for_share(scored, target_share)
         elif max_drop is not None:
             by = "Learn then Test"
-            chosen, tested = learn_then_test(scored, data.grid(), kind, max_drop, confidence)
+            chosen, tested = learn_then_test(scored, data.grid(name), kind, max_drop, confidence)
         tuned[name] = _described(scored, chosen, by, kind, confidence, data.meta.noise.get(name), tested)
     update_tasks(artifact_dir, {name: _policy(data, name, t) for name, t in tuned.items()})
     report = TuneReport(Path(artifact_dir), tuned, _notes(data, kind))

@@ -54,7 +54,7 @@ def manifest() -> Manifest:
             "sql": TaskPolicy(threshold=0.75, mean_output_tokens=23.0, guarantee=guarantee),
             "chat": TaskPolicy(mean_output_tokens=100.0),
         },
-        threshold_grid=[0.5, 0.75, 0.9],
+        threshold_grid={"sql": [0.5, 0.75, 0.9]},
         trained_on=["0123456789abcdef"],
         made={"command": "lorazor train traces"},
     )

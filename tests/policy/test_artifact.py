@@ -68,7 +68,7 @@ def _set_task(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 FIELDS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "format version": (_set("format_version", 2), "format_version is 2, this LoRazor reads version 1"),
+    "format version": (_set("format_version", 1), "format_version is 1, this LoRazor reads version 2: train again"),
     "unknown key": (_set("hook", "rm -rf"), "unknown field hook"),
     "unknown key inside": (_set_task("treshold", 0.5), "unknown field tasks.sql.treshold"),
     "missing key": (lambda content: content.pop("tasks"), "field tasks: Field required"),
@@ -80,7 +80,7 @@ FIELDS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "threshold above 1": (_set_task("threshold", 1.5), "field tasks.sql.threshold"),
     "mean of 0": (_set_task("mean_output_tokens", 0), "field tasks.sql.mean_output_tokens"),
     "a hash that is none": (_set("base_fingerprint", "abc"), "field base_fingerprint"),
-    "too many thresholds": (_set("threshold_grid", [0.5] * 51), "field threshold_grid"),
+    "too many thresholds": (_set("threshold_grid", {"sql": [0.5] * 51}), "field threshold_grid.sql"),
     "path for a file": (_set("sha256", {"../model.txt": "0" * 64}), "field sha256"),
     "task that is not there": (lambda content: content["tasks"].pop("sql"), "adapter 'sql-lora' has the task 'sql'"),
     "adapter twice": (lambda content: content["adapters"].append(content["adapters"][0]), "the same fingerprint"),

@@ -91,11 +91,11 @@ def test_the_grid_holds_scores_of_unseen_requests(
     report: TrainReport, data: Dataset, policies: dict[str, ReleasePolicy]
 ) -> None:
     """Each threshold is a score that the model judged gave to a request unseen; the model that ships gives others."""
-    grid = load_artifact(report.artifact).manifest.threshold_grid
+    grids = load_artifact(report.artifact).manifest.threshold_grid
     refit = policies[LEARNED].refit
     assert refit is not None
     held_out, shipped = policies[LEARNED].score, refit()
-    assert set(grid) <= {
-        score for part in (data.validation, data.test) for table in part.values() for score in held_out(table)
-    }
-    assert not set(grid) & {score for table in data.whole.values() for score in shipped(table)}
+    assert grids.keys() == data.whole.keys()
+    for task, grid in grids.items():
+        assert set(grid) <= {score for part in (data.validation, data.test) for score in held_out(part[task])}
+        assert not set(grid) & set(shipped(data.whole[task]))

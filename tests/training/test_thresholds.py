@@ -10,13 +10,16 @@ from tests.planted import planted_traces
 def test_threshold_grid_is_short_strictest_first_and_even_in_share() -> None:
     """At most 50 scores that occurred, descending, whose shares leave no gap above 0.05 where the scores allow it."""
     table = ReplayTable.from_traces(planted_traces(300, seed=1), "sql", 40.0)
-    tables = {"sql": table}
-    scores = {"sql": np.random.default_rng(1).beta(0.2, 0.2, len(table.step))}
-    grid = threshold_grid(tables, scores)
+    scores = np.random.default_rng(1).beta(0.2, 0.2, len(table.step))
+    grid = threshold_grid(table, scores)
     assert 20 < len(grid) <= 50
     assert grid == sorted(grid, reverse=True)
-    assert set(grid) <= set(scores["sql"].tolist())
-    share = sweep(table, scores["sql"], grid).share
+    assert set(grid) <= set(scores.tolist())
+    share = sweep(table, scores, grid).share
     assert np.abs(np.diff(share)).max() < 0.05
-    many = threshold_grid({f"t{i}": table for i in range(40)}, {f"t{i}": scores["sql"] for i in range(40)})
-    assert len(many) <= 50
+
+
+def test_without_a_score_there_is_no_threshold() -> None:
+    """A baseline that has no signal at any decision releases nothing, so it has nothing to test."""
+    table = ReplayTable.from_traces(planted_traces(20, seed=1), "sql", 40.0)
+    assert threshold_grid(table, np.full(len(table.step), np.nan)) == []

@@ -93,7 +93,7 @@ def test_writes_thresholds_and_guarantees(home: Path, policy: Path) -> None:
     after = load_artifact(policy).manifest
     sql = after.tasks["sql"]
     assert sql.threshold == report.tasks["sql"].threshold
-    assert sql.threshold in before.threshold_grid
+    assert sql.threshold in before.threshold_grid["sql"]
     g = sql.guarantee
     assert g is not None
     assert (g.kind, g.max_drop, g.confidence, g.n) == ("relative", 0.05, 0.8, 600)
@@ -160,7 +160,7 @@ def test_nothing_passes_says_what_it_takes(home: Path, policy: Path, tmp_path: P
 
 def test_a_threshold_that_saves_nothing_becomes_never(home: Path, policy: Path) -> None:
     """A threshold that passes only because it hardly ever releases is not kept, and the text says why."""
-    changed(policy, lambda content: content.update(threshold_grid=[1.0]))
+    changed(policy, lambda content: content.update(threshold_grid={"chat": [1.0]}))
     report = tune(policy, home / "fresh", max_drop=0.05, task="chat")
     assert report.tasks["chat"].threshold is None
     assert manifest(policy).tasks["chat"].guarantee is None
@@ -171,7 +171,7 @@ def test_never_safe_says_that_no_number_would_do(home: Path, policy: Path) -> No
     """Where the strictest threshold already loses more than max-drop, more requests are not asked for."""
 
     def only_low(content: dict[str, Any]) -> None:
-        content["threshold_grid"] = [min(content["threshold_grid"])]
+        content["threshold_grid"]["chat"] = [min(content["threshold_grid"]["chat"])]
 
     changed(policy, only_low)
     report = tune(policy, home / "fresh", max_drop=0.05, task="chat")
@@ -182,7 +182,7 @@ def test_never_safe_says_that_no_number_would_do(home: Path, policy: Path) -> No
 
 def test_an_empty_grid_means_never(home: Path, policy: Path) -> None:
     """An artifact without a threshold grid is tuned to never rather than to a threshold chosen on these data."""
-    changed(policy, lambda content: content.update(threshold_grid=[]))
+    changed(policy, lambda content: content.update(threshold_grid={}))
     report = tune(policy, home / "fresh", max_drop=0.05, task="sql")
     assert report.tasks["sql"].threshold is None
 

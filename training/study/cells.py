@@ -96,8 +96,8 @@ def rate(policy: ReleasePolicy, parts: Parts) -> Rated:
 
     The grid comes from those of them that the policy had not seen at first, as scored then.
     """
-    unseen = parts.data.unseen
-    grid = threshold_grid(unseen, {task: policy.score(table) for task, table in unseen.items()})
+    unseen = parts.data.unseen[parts.cell.task]
+    grid = threshold_grid(unseen, policy.score(unseen))
     score = policy.refit() if policy.refit else policy.score
     calibrate, test = (Scored(table, score(table)) for table in parts.tables.values())
     return Rated(policy.name, np.array(grid, dtype=np.float64), calibrate, test)
