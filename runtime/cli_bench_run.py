@@ -1,6 +1,7 @@
 """What `lorazor bench` does with its arguments: check them, bring workload, servers and load generator together, write.
 
-All that can be checked is checked before a server starts; results and page are written at the end, each as a whole.
+All that can be checked is checked before a server starts; results and page are written after each round, each as a
+whole, so that a bench that is stopped, or whose server dies, keeps the rounds that it has.
 """
 
 import json
@@ -73,12 +74,12 @@ def run(asked: Asked, say: Callable[[str], None]) -> list[str]:
     source = Source(rows=rows) if rows else Source(vocabulary=bench_options.vocabulary(asked.model))
     plan = Plan(workload, tuple(adapters), source, steps, asked.natural, asked.rounds, asked.seed, asked.one_at_a_time)
     fleet = _Fleet(asked, engine)
-    records = measure(plan, fleet.start, say)
-    say("writing results and page")
-    results = results_of(records, _about(asked, plan, adapters, engine.dummy, fleet.known, records))
-    page = render(results)
-    atomic_write_text(asked.out / RESULTS, json.dumps(results, indent=1) + "\n")
-    atomic_write_text(asked.out / PAGE, page)
+    results: dict[str, Any] = {}
+    for records in measure(plan, fleet.start, say):
+        results = results_of(records, _about(asked, plan, adapters, engine.dummy, fleet.known, records))
+        page = render(results)
+        atomic_write_text(asked.out / RESULTS, json.dumps(results, indent=1) + "\n")
+        atomic_write_text(asked.out / PAGE, page)
     return [*report_lines(results), f"wrote {asked.out / RESULTS} and {asked.out / PAGE}"]
 
 
@@ -154,7 +155,7 @@ def _about(
         },
         "workload": {**asdict(plan.workload), **_prompts(asked)},
         "release": {**release, "policy": asked.policy},
-        "rounds_run": plan.rounds,
+        "rounds_run": records[-1]["round"] + 1,
         "seed": plan.seed,
         "one_at_a_time": plan.one_at_a_time,
         "servers": dict(servers),

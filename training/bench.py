@@ -69,25 +69,30 @@ Start = Callable[[str], AbstractContextManager[Server]]
 """Brings up the server of that name for the length of a block."""
 
 
-def measure(plan: Plan, start: Start, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Run all rounds; one record for each round, arm and length.
+def measure(plan: Plan, start: Start, say: Callable[[str], None]) -> Iterator[list[dict[str, Any]]]:
+    """Run all rounds; after each of them what was recorded so far, a record for each round, arm and length.
 
     Raises:
         InputError: a server does not come up, goes away, or answers nothing.
     """
-    if plan.one_at_a_time:
-        return [record for number in range(plan.rounds) for record in _round_in_turn(plan, number, start, say)]
+    records: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(_warm(plan, name, start, say)) for name in SERVERS}
-        return [_run(plan, servers[turn.arm.server], turn, say) for turn in turns(plan)]
+        if not plan.one_at_a_time:
+            servers = {name: stack.enter_context(_warm(plan, name, start, say)) for name in SERVERS}
+        for number in range(plan.rounds):
+            if plan.one_at_a_time:
+                records += _round_in_turn(plan, number, start, say)
+            else:
+                records += [_run(plan, servers[turn.arm.server], turn, say) for turn in turns(plan, number)]
+            yield records
 
 
 def _round_in_turn(plan: Plan, number: int, start: Start, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """One round with a server at a time, the other one first in every second round."""
     for name in SERVERS if number % 2 == 0 else SERVERS[::-1]:
         with _warm(plan, name, start, say) as server:
-            for turn in turns(plan):
-                if turn.number == number and turn.arm.server == name:
+            for turn in turns(plan, number):
+                if turn.arm.server == name:
                     yield _run(plan, server, turn, say)
 
 
@@ -100,13 +105,11 @@ class Turn:
     length: str
 
 
-def turns(plan: Plan) -> Iterator[Turn]:
-    """Every run, in order; another arm begins each round, so that none is always first."""
-    for number in range(plan.rounds):
-        first = number % len(plan.arms)
-        for length in plan.lengths:
-            for arm in (*plan.arms[first:], *plan.arms[:first]):
-                yield Turn(number, arm, length)
+def turns(plan: Plan, number: int) -> list[Turn]:
+    """Every run of a round, in order; another arm begins each round, so that none is always first."""
+    first = number % len(plan.arms)
+    arms = (*plan.arms[first:], *plan.arms[:first])
+    return [Turn(number, arm, length) for length in plan.lengths for arm in arms]
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def plan_of(**changes: Any) -> Plan:
 
 
 def run_plan(plan: Plan, fails: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
-    """Records, and what happened in which order."""
+    """All records, and what happened in which order."""
     events: list[str] = []
 
     @contextmanager
@@ -72,7 +72,8 @@ def run_plan(plan: Plan, fails: bool = False) -> tuple[list[dict[str, Any]], lis
         yield Fake(name, events, fails)
         events.append(f"stop {name}")
 
-    return measure(plan, start, lambda stage: None), events
+    *_, records = measure(plan, start, lambda stage: None)
+    return records, events
 
 
 def test_arms_take_turns() -> None:
@@ -95,7 +96,8 @@ def test_one_at_a_time_never_has_two_servers() -> None:
     order = ("stock", "lorazor", "lorazor", "stock")
     assert starts == [f"{what} {name}" for name in order for what in ("start", "stop")]
     found = sorted((r["round"], r["arm"], r["length"]) for r in records)
-    assert found == sorted((t.number, t.arm.name, t.length) for t in turns(plan_of(natural=True, rounds=2)))
+    expected = [turn for number in range(2) for turn in turns(plan_of(natural=True, rounds=2), number)]
+    assert found == sorted((t.number, t.arm.name, t.length) for t in expected)
 
 
 def test_every_arm_of_a_round_gets_the_same_requests() -> None:
@@ -116,6 +118,27 @@ def test_a_server_that_answers_nothing_ends_the_bench() -> None:
     """The sentence has the last line of the first error."""
     with pytest.raises(InputError, match="stock server answered none of 2 requests: ConnectionError: gone"):
         run_plan(plan_of(), fails=True)
+
+
+@pytest.mark.parametrize("one_at_a_time", [False, True])
+def test_what_a_round_measured_is_there_before_the_next_begins(one_at_a_time: bool) -> None:
+    """So a server that dies in the second round costs that round alone."""
+
+    class Mortal(Fake):
+        def run(self, sent: Sequence[dict[str, Any]], **load: Any) -> dict[str, Any]:
+            """Nothing more from the second round on."""
+            self.fails = sent[0]["request_id"].startswith("never-fixed-1")
+            return super().run(sent, **load)
+
+    @contextmanager
+    def start(name: str) -> Iterator[Server]:
+        yield Mortal(name, [])
+
+    rounds = measure(plan_of(one_at_a_time=one_at_a_time), start, lambda stage: None)
+    kept = results_of(next(rounds), about(rounds_run=1))
+    with pytest.raises(InputError, match="lorazor server answered none"):
+        next(rounds)
+    assert [(row["round"], row["arm"]) for row in kept["rounds"]] == [(0, a) for a in ("stock", "released", "never")]
 
 
 @pytest.mark.parametrize(
