@@ -31,6 +31,9 @@ def train(
     traces: Traces,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the policy artifact.")],
     seed: Annotated[int, typer.Option(help="Of the split, of LightGBM and of the random baseline.")] = 0,
+    leave_out: Annotated[
+        float, typer.Option(metavar="SHARE", help="Requests not to look at, for tune and evaluate --unseen-only.")
+    ] = 0.0,
     threads: Annotated[int, typer.Option(help="Threads of LightGBM.")] = 1,
     drop_limit: Annotated[
         list[float] | None,
@@ -45,7 +48,7 @@ def train(
     """Train a release policy on traces, compare it with every baseline, save it; `tune` then sets its thresholds.
 
     Policies that learnt from 60 % of the requests are compared on 20 % that they never saw; the one saved has then
-    learnt from all, so `tune` and `evaluate` need others.
+    learnt from all but those that --leave-out leaves, so `tune` and `evaluate` need these or others.
 
     \b
     Example:
@@ -60,6 +63,7 @@ def train(
             read_traces(traces),
             out,
             seed=seed,
+            leave_out=leave_out,
             threads=threads,
             drop_limits=tuple(drop_limit or training.DROP_LIMITS),
             mlflow_uri=None if no_mlflow else mlflow,

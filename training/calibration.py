@@ -69,7 +69,10 @@ def calibration(
         if unseen_only and seen:
             part = part.keep(set(part.requests["request_id"]) - set(seen))
             if part.steps.empty:
-                raise InputError(f"task {name!r}: training saw all {len(seen)} of its requests, so none is left")
+                raise InputError(
+                    f"task {name!r}: training saw all {len(seen)} of its requests, so none is left: collect others, or "
+                    "train with --leave-out"
+                )
             seen = []
         table = ReplayTable.from_traces(part, name, artifact.manifest.tasks[name].mean_output_tokens)
         scores = artifact.scorer.score(table.features) if len(table.step) else np.empty(0)

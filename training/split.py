@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +27,22 @@ class Split:
     def everyone(self) -> frozenset[str]:
         """The ids of all parts."""
         return self.train | self.validation | self.test
+
+
+def without(request_ids: Iterable[str], share: float, *, seed: int) -> list[str]:
+    """The ids but for about this share of them, the same ones however many others there are.
+
+    Raises:
+        InputError: the share is not in [0, 1).
+    """
+    if not 0 <= share < 1:
+        raise InputError(f"the share of requests to leave out must be at least 0 and below 1, got {share:g}")
+    return [i for i in request_ids if _place(f"{seed}/{i}") >= share]
+
+
+def _place(text: str) -> float:
+    """A number in [0, 1) that follows from the text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
 def split_requests(requests: pd.DataFrame, *, seed: int, validation: float = 0.2, test: float = 0.2) -> Split:

@@ -28,6 +28,7 @@ from lorazor.training.reliability import reliability
 from lorazor.training.replay import ReplayTable
 from lorazor.training.report import TaskReport, TrainReport, note_one_class, write_json
 from lorazor.training.save import save
+from lorazor.training.split import without
 from lorazor.training.traces import ADAPTER_SIGNALS, PROBE_SIGNALS, TraceSet, read_traces
 from lorazor.training.tracking import model_name
 
@@ -39,6 +40,7 @@ def train(
     out: str | Path,
     *,
     seed: int = 0,
+    leave_out: float = 0.0,
     threads: int = 1,
     drop_limits: Sequence[float] = DROP_LIMITS,
     mlflow_uri: str | None = AUTO,
@@ -53,6 +55,7 @@ def train(
         traces: a trace folder, or one that was read already.
         out: a new folder, or an older artifact to replace.
         seed: of the split, of LightGBM and of the random baseline.
+        leave_out: share of the requests that are not looked at, so that they can calibrate and judge the policy.
         threads: for LightGBM; one is the safe choice: beside other work two spin at each other, ten times slower.
         drop_limits: drops allowed on validation at which the policies are compared on the test requests.
         mlflow_uri: a tracking store; AUTO is `tracking.default_uri()`, None is none.
@@ -69,6 +72,7 @@ def train(
     progress("reading traces")
     if not isinstance(traces, TraceSet):
         traces = read_traces(traces)
+    traces = traces.keep(without(traces.requests["request_id"], leave_out, seed=seed)) if leave_out else traces
     progress("features and split")
     data = prepare(traces, seed=seed)
     progress("LightGBM and the fitted baselines")
@@ -91,7 +95,12 @@ def train(
         notes=note_one_class({task: r.safe_share for task, r in tasks.items()}),
     )
     progress("figures and tracking")
-    params = {"seed": seed, "probe_interval": traces.meta.probe_interval, "tasks": ",".join(tasks)}
+    params = {
+        "seed": seed,
+        "leave_out": leave_out,
+        "probe_interval": traces.meta.probe_interval,
+        "tasks": ",".join(tasks),
+    }
     tracked = publish(report, data.test, score, params, mlflow_uri, register_as, figures)
     report = replace(report, tracked=tracked)
     if json_path is not None:

@@ -173,3 +173,30 @@ def test_the_life_of_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "release step" in out or "never released" in out
     assert main(["inspect", str(policy), "--traces", str(folders["test"]), "--request", "nobody"]) == 2
     assert "'nobody'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_one_collection_may_have_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What training left out tunes the policy, and nothing else of the collection does."""
+    pytest.importorskip("pandas")
+    from lorazor.policy.artifact import load_artifact
+    from lorazor.training.traces import write_traces
+    from tests.planted import planted_traces
+
+    traces, folder, policy = planted_traces(900, 1), str(tmp_path / "traces"), str(tmp_path / "policy")
+    write_traces(folder, traces.steps, traces.rollouts, traces.meta)
+    tune = ["tune", policy, folder, "--max-drop", "0.1"]
+    assert main(["train", folder, policy, "--no-mlflow", "--leave-out", "1.5"]) == 2
+    assert "at least 0 and below 1, got 1.5" in capsys.readouterr().err
+    assert main(["train", folder, policy, "--no-mlflow", "--leave-out", "0.5"]) == 0
+    seen = len(load_artifact(policy).manifest.trained_on)
+    assert 400 < seen < 500
+    assert main(tune) == 2
+    assert main([*tune, "--unseen-only"]) == 0
+    guarantee = load_artifact(policy).manifest.tasks["sql"].guarantee
+    assert guarantee is not None
+    assert guarantee.n == 900 - seen
+    assert main(["train", folder, policy, "--no-mlflow"]) == 0
+    capsys.readouterr()
+    assert main([*tune, "--unseen-only"]) == 2
+    assert "train with --leave-out" in capsys.readouterr().err

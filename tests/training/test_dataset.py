@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lorazor.features.errors import InputError
 from lorazor.training.dataset import FOLDS, folds, prepare, stack
 from lorazor.training.labels import safe
-from lorazor.training.split import split_requests
+from lorazor.training.split import split_requests, without
 from lorazor.training.traces import TraceSet
 from tests.planted import joined, planted_traces
 from tests.training.tiny_traces import tiny_traces
@@ -35,6 +37,26 @@ def test_split_follows_ids_and_seed_not_the_order_of_rows(traces: TraceSet) -> N
     shuffled = traces.requests.sample(frac=1, random_state=3)
     assert split_requests(shuffled, seed=0) == split_requests(traces.requests, seed=0)
     assert split_requests(traces.requests, seed=1) != split_requests(traces.requests, seed=0)
+
+
+@given(st.lists(st.uuids().map(str), unique=True), st.floats(0, 0.99), st.floats(0, 0.99))
+def test_who_is_left_out_depends_on_nobody_else(ids: list[str], share: float, other: float) -> None:
+    """Nor on the order; and a larger share leaves out the same ones and more."""
+    kept = without(ids, share, seed=0)
+    assert kept == [i for i in ids if without([i], share, seed=0)]
+    assert set(without(ids, max(share, other), seed=0)) <= set(kept)
+
+
+def test_a_share_is_left_out() -> None:
+    """About as many as asked, others with another seed; none at all, or a share that is none."""
+    ids = [f"request {k}" for k in range(4000)]
+    kept = without(ids, 0.3, seed=0)
+    assert abs(len(kept) - 2800) < 150
+    assert kept != without(ids, 0.3, seed=1)
+    assert without(ids, 0.0, seed=0) == ids
+    for share in (-0.1, 1.0, float("nan")):
+        with pytest.raises(InputError, match="at least 0 and below 1, got"):
+            without(ids, share, seed=0)
 
 
 def test_too_few_requests_are_refused() -> None:
