@@ -1,5 +1,6 @@
 """The trainer's losses and gradients: against stock PEFT training, accumulation, checkpointing, distillation."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lorazor.training.finetune import make_trainer
 from lorazor.training.finetune_config import FinetuneConfig, finetune_config
 from lorazor.training.finetune_data import IGNORED, Batch, Examples, collate, load_examples
 from lorazor.training.finetune_model import load_lora, load_tokenizer
-from lorazor.training.finetune_trainer import FinetuneTrainer
+from lorazor.training.finetune_trainer import ByLength, FinetuneTrainer
 from tests.runtime.tiny import Tiny, make_tiny
 from tests.training.finetune_rows import write_rows
 
@@ -192,6 +193,25 @@ def test_validation_judges_the_unreleased_and_the_prompt_only_path(base: Tiny, t
         assert metrics[f"eval_{cut}_exact"] == pytest.approx(exact / len(trainer.eval_dataset))
     assert metrics["eval_never_loss"] != pytest.approx(metrics["eval_prompt_loss"], rel=1e-3)
     assert metrics["eval_loss"] == pytest.approx((metrics["eval_never_loss"] + metrics["eval_prompt_loss"]) / 2)
+
+
+@pytest.mark.parametrize("n", [1, 5, 8, 1601])
+def test_batches_of_like_length_come_in_no_order(n: int) -> None:
+    """Every example once, the longest at the beginning; lengths of batches rise as often as they fall."""
+    lengths = torch.randperm(n, generator=torch.Generator().manual_seed(3)).tolist()
+    sampler = ByLength(8, lengths, seed=0)
+    indices = list(sampler)
+    assert sorted(indices) == list(range(n))
+    assert n - 1 in [lengths[i] for i in indices[:8]]
+    if n > 400:
+        batches = [sorted(lengths[i] for i in indices[k : k + 8]) for k in range(8, n - 8, 8)]
+        assert max(batch[-1] - batch[0] for batch in batches) < n / 10
+        falls = [a[0] > b[0] for a, b in pairwise(batches)]
+        assert 0.4 < sum(falls) / len(falls) < 0.6
+    sampler.set_epoch(0)
+    assert list(sampler) == indices
+    sampler.set_epoch(1)
+    assert n <= 8 or list(sampler) != indices
 
 
 def test_grouping_by_length_pads_less_and_leaves_nobody_out(base: Tiny, tmp_path: Path) -> None:
