@@ -39,7 +39,8 @@ def request_losses(kind: Kind, never: Floats, released: Floats, max_drop: float 
     if kind == "signed":
         return (1 + s - released) / 2
     if kind == "net":
-        return (1 - max_drop + s - released + max_drop * (1 - s)) / (2 - max_drop)
+        kept = 1 - max_drop  # so written, no rounding leads out of [0, 1]
+        return (1 - released + kept * s) / (1 + kept)
     harm = np.maximum(0, s - released)
     return harm + max_drop * (1 - s) if kind == "relative" else harm
 
@@ -59,7 +60,8 @@ def observed(kind: Kind, never: Floats, released: Floats) -> float | None:
     lost = float((difference if kind == "net" else np.maximum(0, difference)).mean())
     if kind == "absolute":
         return lost
-    return lost / float(never.mean()) if never.any() else None
+    mean = float(never.mean())
+    return lost / mean if mean else None
 
 
 def p_values(kind: Kind, never: Floats, released: Floats, max_drop: float | Floats, level: float) -> Floats:
