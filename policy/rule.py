@@ -71,9 +71,9 @@ def _threshold(value: Any) -> float | None:
     return float(value)
 
 
-def in_release_fraction(request_id: str, fraction: float) -> bool:
-    """Whether this request is among the `fraction` that may release, by the sha256 of its id (uniform, repeatable)."""
-    digest = hashlib.sha256(request_id.encode()).digest()
+def in_fraction(key: str, fraction: float) -> bool:
+    """Whether this key, such as a request's id, is among about that fraction of all, by its sha256 (repeatable)."""
+    digest = hashlib.sha256(key.encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
@@ -111,7 +111,7 @@ def choose(
         return Choice("unknown_adapter", task)
     if task is None or task not in thresholds:
         return Choice("unknown_task", task)
-    if not in_release_fraction(request_id, release_fraction):
+    if not in_fraction(request_id, release_fraction):
         return Choice("control", task)
     return Choice("policy", task, threshold=thresholds[task] if options.threshold is None else options.threshold)
 

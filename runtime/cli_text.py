@@ -31,7 +31,8 @@ def needs_extra(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "lorazor":
             raise
-        ours, asking = _packages(error)[1], _packages(error)[-1]
+        packages = _packages(error)
+        ours, asking = packages[1], packages[-1]
         if asking in (ours, "lorazor"):
             raise InputError(
                 f"this needs {error.name}, which is not installed: pip install 'lorazor[{extra}]'"

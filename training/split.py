@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lorazor.features.errors import InputError
+from lorazor.policy.rule import in_fraction
 
 MIN_REQUESTS = 10
 """Fewer requests of a task than this cannot be split into three parts that say anything."""
@@ -37,12 +37,7 @@ def without(request_ids: Iterable[str], share: float, *, seed: int) -> list[str]
     """
     if not 0 <= share < 1:
         raise InputError(f"the share of requests to leave out must be at least 0 and below 1, got {share:g}")
-    return [i for i in request_ids if _place(f"{seed}/{i}") >= share]
-
-
-def _place(text: str) -> float:
-    """A number in [0, 1) that follows from the text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+    return [i for i in request_ids if not in_fraction(f"{seed}/{i}", share)]
 
 
 def split_requests(requests: pd.DataFrame, *, seed: int, validation: float = 0.2, test: float = 0.2) -> Split:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lorazor.features.errors import InputError
-from lorazor.policy.rule import in_release_fraction
+from lorazor.policy.rule import in_fraction
 from lorazor.runtime.counters import FAILURES
 from lorazor.runtime.guard import GuardedScorer
 from tests.runtime.policies import make_policy, safe_from_step
@@ -180,11 +180,11 @@ def test_failing_signals_change_no_request(
 def test_release_fraction_splits_by_id() -> None:
     """A third of many ids falls into a fraction of one third, and always the same ones."""
     ids = [f"chatcmpl-{k}" for k in range(6000)]
-    chosen = [i for i in ids if in_release_fraction(i, 1 / 3)]
+    chosen = [i for i in ids if in_fraction(i, 1 / 3)]
     assert len(chosen) == pytest.approx(2000, abs=150)
-    assert set(chosen) <= {i for i in ids if in_release_fraction(i, 0.5)}
-    assert not any(in_release_fraction(i, 0.0) for i in ids)
-    assert all(in_release_fraction(i, 1.0) for i in ids)
+    assert set(chosen) <= {i for i in ids if in_fraction(i, 0.5)}
+    assert not any(in_fraction(i, 0.0) for i in ids)
+    assert all(in_fraction(i, 1.0) for i in ids)
 
 
 def test_control_arm_is_never_released(llm: Any, core: Any, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

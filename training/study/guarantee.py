@@ -80,8 +80,8 @@ def kept_thresholds(
 ) -> Ints:
     """The index of the threshold that each draw ([draws, n] request indices) keeps, -1 for never.
 
-    What `tune` does draw by draw. Its last step, by which a
-    threshold that saves nothing becomes never, is left out: it could only lower the truth.
+    What `tune` does draw by draw. Its last step, by which a threshold that saves nothing becomes never, is left out: it
+    could only lower the truth.
     """
     level, k = 1 - confidence, released.shape[1]
     if not k:
