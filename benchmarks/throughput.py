@@ -9,13 +9,15 @@ live on the GPU at the same time. Loads:
     steady      requests queue up, the first `sequences` of them with lengths from 1/sequences of the output upwards, so
                 that rows are at different steps from then on; as many adapters as slots; counted is the time from the
                 end of the first wave until fewer requests are left than run at once
-    contended   the same with all adapters, if there are more than slots; the whole time
+    varied      the same with prompts of half to one and a half times the length, so that steps differ in tokens
+    contended   steady with all adapters, if there are more than slots; the whole time
     lockstep    `sequences` requests at once, all of one length; as many adapters as slots; the whole time
 
-Arms: `stock`; `stock, best` (the tile sizes of benchmarks/stock_configs, and `--stock-loras` slots); `never` (LoRazor,
-nobody released); `released` (the same engine; `--never` of the requests keep their adapter, the others let go at a step
-uniform on [1, share x output]); `policy` (an engine that probes every `--interval` tokens and scores, and releases
-nobody); `base` (the LoRazor engine, requests without an adapter).
+Arms: `stock`; `stock, no plugin` (LoRazor is not even imported); `stock, best` (the tile sizes of
+benchmarks/stock_configs, and `--stock-loras` slots); `never` (LoRazor, nobody released); `released` (the same engine;
+`--never` of the requests keep their adapter, the others let go at a step uniform on [1, share x output]); `policy` (an
+engine that probes every `--interval` tokens and scores, and releases nobody); `base` (the LoRazor engine, requests
+without an adapter).
 """
 
 from __future__ import annotations
@@ -39,7 +41,14 @@ TUNED = Path(__file__).parent / "stock_configs"
 SIXTEENTHS = (4, 8, 12, 14, 15, 16, 17, 18, 20, 24, 28, 32, 33, 34, 36, 40, 48, 49, 50, 52, 64)
 DISTINCT = 8  # adapters with weights of their own; more names share them
 START = time.monotonic()
-ARMS = {"stock": "stock", "stock, best": "best", "never": "ours", "released": "ours", "policy": "policy"}
+ARMS = {
+    "stock": "stock",
+    "stock, no plugin": "bare",
+    "stock, best": "best",
+    "never": "ours",
+    "released": "ours",
+    "policy": "policy",
+}
 
 
 def engine_options(base: Path, options: argparse.Namespace, slots: int) -> dict[str, Any]:
@@ -55,7 +64,7 @@ def engine_options(base: Path, options: argparse.Namespace, slots: int) -> dict[
         "max_cpu_loras": max(options.adapters, slots),
         "max_lora_rank": options.rank,
         "max_num_seqs": n,
-        "max_model_len": options.prompt + options.output + 16,
+        "max_model_len": 3 * options.prompt // 2 + options.output + 16,
         "max_num_batched_tokens": 8192,
         "enable_prefix_caching": False,
         "gpu_memory_utilization": 0.2,
@@ -85,7 +94,7 @@ def start_engines(scratch: Path, options: argparse.Namespace, arms: list[str]) -
         if kind == "policy":
             policy = make_policy(scratch / "policy", base, folders, options.interval, options.output)
             settings["additional_config"] = {"lorazor": {"policy": str(policy)}}
-        environment = {"VLLM_TUNED_CONFIG_FOLDER": str(TUNED)} if kind == "best" else None
+        environment = {"best": {"VLLM_TUNED_CONFIG_FOLDER": str(TUNED)}, "bare": {"VLLM_PLUGINS": ""}}.get(kind)
         log = options.out.with_name(f"{options.out.stem}-{kind}.log")
         engines[kind] = Engine(settings, adapters, log, environment)
     for kind, engine in engines.items():
@@ -100,7 +109,8 @@ def asks_of(options: argparse.Namespace, load: str, arm: str, seed: int) -> list
     adapters = options.adapters if load == "contended" else min(options.adapters, slots_of(options, "ours"))
     asks = []
     for k in range(n if load == "lockstep" else options.requests):
-        prompt, step = draw.choices(range(10, VOCABULARY - 10), k=options.prompt), steps.draw(draw, options.output)
+        length = draw.randint(options.prompt // 2, 3 * options.prompt // 2) if load == "varied" else options.prompt
+        prompt, step = draw.choices(range(10, VOCABULARY - 10), k=length), steps.draw(draw, options.output)
         tokens = max(1, options.output * (k + 1) // n) if load != "lockstep" and k < n else options.output
         asks.append({"prompt": prompt, "adapter": f"a{k % adapters}", "tokens": tokens})
         if arm == "base":
@@ -121,7 +131,7 @@ def measure(engines: dict[str, Engine], options: argparse.Namespace, arms: list[
     rows, made = list[dict[str, Any]](), provenance()
     for turn in range(options.rounds):
         for load in options.loads:
-            kept = options.sequences if load == "steady" else 0
+            kept = options.sequences if load in ("steady", "varied") else 0
             for arm in (*arms[turn % len(arms) :], *arms[: turn % len(arms)]):
                 if time.monotonic() - START > options.seconds:
                     return rows
@@ -162,7 +172,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("throughput.csv"))
     options = parser.parse_args()
     contended = 0 < options.max_loras < options.adapters
-    loads = ["steady", *(["contended"] if contended else []), "lockstep"]
+    loads = ["steady", "varied", *(["contended"] if contended else []), "lockstep"]
     options.loads = options.loads.split(";") if options.loads else loads
     return options
 
