@@ -34,9 +34,9 @@ class Plan:
     early: bool  # load a whole chunk of A before waiting for the kernel before; needs block_k == chunk, not whole_k
     stages: int  # of shrink's software pipeline, where a chunk takes several blocks
     block_n: int  # output features of one expand unit
-    shrink_programs: int = 16  # programs per multiprocessor, at most; a program takes units in turn
-    expand_programs: int = 4
-    expand_warps: int = 8
+    shrink_programs: int  # programs per multiprocessor, at most; a program takes units in turn
+    expand_programs: int
+    expand_warps: int
     pdl: bool = True  # programmatic dependent launch, where the device has it
 
     def splits(self, in_features: int) -> int:
@@ -63,14 +63,19 @@ def padded_rank(rank: int) -> int:
 def plan_for(rows: int, in_features: int, rank: int) -> Plan:
     """The plan for a launch of `rows` rows on a module of `in_features` and adapters of (up to) `rank`."""
     padded = padded_rank(rank)
-    prefill = rows > DECODE_ROWS
+    prefill, wide = rows > DECODE_ROWS, padded > 32
+    whole_k = rows * padded >= WHOLE_K_WORK
     chunk = 1024 if in_features > 512 else 512
     return Plan(
         chunk=chunk,
         block_k=512 if prefill else chunk,
-        shrink_rank=min(padded, 32),
-        whole_k=rows * padded >= WHOLE_K_WORK,
-        early=not prefill and padded <= 32,
+        # A chunk of more ranks than these does not fit beside the kernel before, whose end it is to wait for.
+        shrink_rank=min(padded, 32) if prefill or not wide else 16,
+        whole_k=whole_k,
+        early=not prefill and not whole_k,
         stages=2,
         block_n=max(64, min(512, 16384 // padded)) // (2 if prefill else 1),
+        shrink_programs=16 if prefill else 2,
+        expand_programs=8 if wide and not prefill else 4,
+        expand_warps=4 if wide and not prefill else 8,
     )
