@@ -42,8 +42,6 @@ def load_lora(config: FinetuneConfig) -> Any:
         InputError: the folder holds no causal language model, or a target is not one of its linear layers.
     """
     set_seed(config.seed)
-    # Its gradients are NaN for some shapes of padded batches in bfloat16 (H200, torch 2.11, 32 rows of 64 tokens).
-    torch.backends.cuda.enable_cudnn_sdp(False)
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     try:
         base = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)

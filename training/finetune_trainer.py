@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import kl_div, log_softmax
 from transformers import Trainer
-from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from lorazor.training.batch_sampler import ByLength
 from lorazor.training.boundary_mask import BoundaryMask
 from lorazor.training.finetune_config import FinetuneConfig
 from lorazor.training.finetune_cuts import Cut, example_rng, log_uniform
@@ -20,34 +21,10 @@ from lorazor.training.finetune_model import compile_layers
 from lorazor.training.finetune_own import OwnOutputs
 from lorazor.training.target_logits import TargetLogits, chunks, token_losses, wanted
 
+# Not cuDNN's: on an H100 or H200 its backward pass makes NaN of a batch of padded rows whose width is 64 more than a
+# multiple of 128 (pytorch/pytorch#196678).
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 JUDGED = (Cut.NEVER, Cut.PROMPT)  # validation is done with each
-
-
-class ByLength(LengthGroupedSampler):
-    """Examples of like length together, in an order that follows from seed and epoch alone.
-
-    transformers has fifty batches go from the longest to the shortest, again and again: training forgets the long ones
-    on the short ones, and at the next long one the loss is five times as high. So here the batches are shuffled, but
-    for the first, which has the longest example (too little memory shows at once), and a last one that is not full.
-    """
-
-    def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
-        super().__init__(batch_size, lengths=lengths)
-        self._seed = seed
-        self.set_epoch(0)
-
-    def __iter__(self) -> Iterator[int]:
-        """The indices of an epoch, batch after batch."""
-        size, indices = self.batch_size, list(super().__iter__())
-        batches, full = [indices[k : k + size] for k in range(0, len(indices), size)], len(indices) // size
-        middle = batches[1:full]
-        order = torch.randperm(len(middle), generator=self.generator).tolist()
-        for batch in (*batches[:1], *(middle[k] for k in order), *batches[max(1, full) :]):
-            yield from batch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by Trainer before each epoch, also of a run that goes on."""
-        self.generator = torch.Generator().manual_seed(self._seed + epoch)
 
 
 class FinetuneTrainer(Trainer):
@@ -65,6 +42,11 @@ class FinetuneTrainer(Trainer):
         self.boundary, self.targets = BoundaryMask(self.model), TargetLogits(self.model)
         if config.compile:
             compile_layers(self.model)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, with attention whose gradients are right."""
+        with sdpa_kernel(ATTENTION):
+            return super().train(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Trainer's own grouping by length wants examples that are mappings."""

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 from transformers import Trainer
 
+from lorazor.training.batch_sampler import ByLength
 from lorazor.training.finetune import make_trainer
 from lorazor.training.finetune_config import FinetuneConfig, finetune_config
 from lorazor.training.finetune_data import IGNORED, Batch, Examples, collate, load_examples
 from lorazor.training.finetune_model import load_lora, load_tokenizer
-from lorazor.training.finetune_trainer import ByLength, FinetuneTrainer
+from lorazor.training.finetune_trainer import FinetuneTrainer
 from tests.runtime.tiny import Tiny, make_tiny
 from tests.training.finetune_rows import write_rows
 
@@ -111,6 +112,27 @@ def test_compiled_layers_give_the_same_gradients(base: Tiny, tmp_path: Path, che
         assert_same_gradients(gradients(plain, sizes), gradients(trainer, sizes))
     # One for the first layer where its input has no gradient, one for all others.
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def has_cudnn_attention() -> bool:
+    """Whether scaled_dot_product_attention may take cuDNN's."""
+    return bool(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+
+
+def test_cudnns_attention_is_off_while_it_trains(base: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward pass makes NaN for some widths (pytorch/pytorch#196678); afterwards the caller has it back."""
+    trainer, seen = trainer_of(configured(base), tmp_path), list[bool]()
+    loss = trainer.compute_loss
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        seen.append(has_cudnn_attention())
+        return loss(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "compute_loss", spy)
+    before = has_cudnn_attention()
+    trainer.train()
+    assert seen == [False] * 3
+    assert has_cudnn_attention() == before
 
 
 def test_cut_never_is_ordinary_training_bit_for_bit(base: Tiny, tmp_path: Path) -> None:
