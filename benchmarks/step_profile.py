@@ -1,11 +1,11 @@
-"""What a decode step's GPU time is spent on: milliseconds a step by kind of kernel.
+"""What a step's time is spent on: milliseconds by kind of kernel, and by the clock.
 
     python benchmarks/step_profile.py --out step_profile.csv               # options as of throughput.py, which see
     python benchmarks/step_profile.py --prompt 120 --out step_profile.csv
+    python benchmarks/step_profile.py --adapters 64 --max-loras 8 --loads contended --arms "released;never" --out x.csv
 
-One engine with a policy, in this process, under throughput.py's steady load, in turns: requests that the policy may
-judge (`policy`; it releases nobody), that never release (`never`: no probes) and that have no adapter (`base`). A step
-holds `sequences` decode rows, half of the steps a prompt as well. Of `--rounds` turns the medians.
+One engine with a policy, in this process, under one of throughput.py's loads; its arms `policy`, `never` (no probes),
+`released` and `base` take turns. Of `--rounds` turns the medians. Kernels that overlap both count in full.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import argparse
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,8 +27,9 @@ from engines import provenance, write_rows
 from throughput_model import make_adapter, make_base, make_policy
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees its own process
-ARMS = ("policy", "never", "base")
-WARM_UP, STEPS = 40, 32
+ARMS = ("policy", "never", "released", "base")
+WARM_UP = {"steady": 40, "varied": 40, "contended": 400}  # steps, until as many rows come as go
+STEPS = 32
 GROUPS = {
     "base model's products": r"nvjet|gemm|splitK",
     "attention": r"flash::|reshape_and_cache",
@@ -45,26 +48,39 @@ def start(scratch: Path, options: argparse.Namespace) -> tuple[Any, dict[str, st
     from vllm import LLM
 
     base = make_base(scratch / "base")
-    folders = [make_adapter(scratch / f"a{k}", options.rank) for k in range(options.adapters)]
+    folders = [make_adapter(scratch / f"a{k}", options.rank) for k in range(min(options.adapters, throughput.DISTINCT))]
     policy = make_policy(scratch / "policy", base, folders, options.interval, options.output)
-    settings = throughput.engine_options(base, options, options.adapters)
-    return LLM(**settings, additional_config={"lorazor": {"policy": str(policy)}}).llm_engine, {
-        folder.name: str(folder) for folder in folders
-    }
+    settings = throughput.engine_options(base, options, throughput.slots_of(options, "ours"))
+    names = {f"a{k}": str(folders[k % len(folders)]) for k in range(options.adapters)}
+    return LLM(**settings, additional_config={"lorazor": {"policy": str(policy)}}).llm_engine, names
 
 
 def add(engine: Any, names: dict[str, str], asks: list[dict[str, Any]], prefix: str) -> list[str]:
     """Queue the requests; their ids."""
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     for k, ask in enumerate(asks):
         release = {"lorazor_release": ask["release"]} if "release" in ask else None
         params = SamplingParams(
-            temperature=0.0, max_tokens=ask["tokens"], ignore_eos=True, detokenize=False, extra_args=release
+            temperature=0.0,
+            max_tokens=ask["tokens"],
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=release,
         )
         prompt, lora = {"prompt_token_ids": ask["prompt"]}, request_of(names, ask["adapter"])
         engine.add_request(f"{prefix}-{k}", prompt, params, lora_request=lora)
     return [f"{prefix}-{k}" for k in range(len(asks))]
+
+
+def step(engine: Any, steps: int = STEPS) -> tuple[float, float]:
+    """Milliseconds and output tokens a step."""
+    begun, tokens = time.perf_counter(), 0
+    for _ in range(steps):
+        tokens += sum(len(output.outputs[0].token_ids) for output in engine.step())
+    return (time.perf_counter() - begun) * 1e3 / steps, tokens / steps
 
 
 def profile(engine: Any) -> dict[str, float]:
@@ -74,8 +90,7 @@ def profile(engine: Any) -> dict[str, float]:
     from torch.profiler import profile as profiler
 
     with profiler(activities=[ProfilerActivity.CUDA]) as recorded:
-        for _ in range(STEPS):
-            engine.step()
+        step(engine)
     found = dict.fromkeys((*GROUPS, "the rest"), 0.0)
     for event in recorded.events() or ():
         if event.device_type == DeviceType.CUDA:
@@ -83,33 +98,36 @@ def profile(engine: Any) -> dict[str, float]:
     return found
 
 
-def measure(engine: Any, names: dict[str, str], options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
+def measure(
+    engine: Any, names: dict[str, str], options: argparse.Namespace, arms: list[str]
+) -> Iterator[tuple[str, dict[str, float]]]:
     """An arm and what its steps took, turn by turn."""
-    for turn in range(options.rounds):
-        for arm in ARMS:
-            ids = add(engine, names, throughput.asks_of(options, "steady", arm, turn), f"{turn}-{arm}")
-            for _ in range(WARM_UP):
-                engine.step()
-            yield arm, profile(engine)
-            engine.abort_request(ids)
-            while engine.has_unfinished_requests():
-                engine.step()
+    load = options.loads[0]
+    for turn, arm in product(range(options.rounds), arms):
+        ids = add(engine, names, throughput.asks_of(options, load, arm, turn), f"{turn}-{arm}")
+        step(engine, WARM_UP[load])
+        clock, tokens = step(engine)
+        yield arm, {"tokens": tokens, "by the clock": clock} | profile(engine)
+        engine.abort_request(ids)
+        while engine.has_unfinished_requests():
+            engine.step()
 
 
 def main() -> None:
     """Start, take turns, write the CSV."""
     options = throughput.parse()
+    arms = [arm for arm in options.arms.split(";") if arm in ARMS]
     with tempfile.TemporaryDirectory() as scratch:
         engine, names = start(Path(scratch), options)
-        turns = list(measure(engine, names, options))
+        turns = list(measure(engine, names, options, arms))
     rows, made = [], provenance()
-    for arm in ARMS:
+    about = {name: getattr(options, name) for name in ("adapters", "rank", "prompt")} | {"load": options.loads[0]}
+    for arm in arms:
         mine = [found for name, found in turns if name == arm]
-        for group in (*GROUPS, "the rest"):
-            values = [found[group] for found in mine]
-            about = {"prompt": options.prompt, "path": arm, "group": group, "turns": len(values)}
-            rows.append(about | {"ms": round(median(values), 3)} | made)
-            print(f"{arm:8}{group:24}{rows[-1]['ms']:8.3f}")
+        found = {name: round(median(turn[name] for turn in mine), 3) for name in mine[0]}
+        here = about | {"path": arm, "turns": len(mine), "tokens": found.pop("tokens")}
+        rows += [here | {"group": group, "ms": ms} | made for group, ms in found.items()]
+        print("\n".join(f"{arm:10}{group:24}{ms:8.3f}" for group, ms in found.items()))
     write_rows(options.out, rows)
 
 
