@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import kl_div, log_softmax
 from transformers import Trainer
 
-from lorazor.training.batch_sampler import ByLength
 from lorazor.training.boundary_mask import BoundaryMask
+from lorazor.training.finetune_batches import ByLength
 from lorazor.training.finetune_config import FinetuneConfig
 from lorazor.training.finetune_cuts import Cut, example_rng, log_uniform
 from lorazor.training.finetune_data import Batch, boundaries, positions, target_tokens

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 from transformers import Trainer
 
-from lorazor.training.batch_sampler import ByLength
 from lorazor.training.finetune import make_trainer
+from lorazor.training.finetune_batches import ByLength
 from lorazor.training.finetune_config import FinetuneConfig, finetune_config
 from lorazor.training.finetune_data import IGNORED, Batch, Examples, collate, load_examples
 from lorazor.training.finetune_model import load_lora, load_tokenizer
