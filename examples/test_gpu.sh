@@ -13,7 +13,7 @@ part() { # part NAME TESTS...
   "$run" "${options[@]}" "${@:2}" >"$logs/$1" 2>&1 &
   pids+=($!)
 }
-part kernels tests/features tests/kernels tests/runtime/test_{device_policy,device_graph}.py
+part kernels tests/features tests/kernels tests/runtime/test_{device_policy,device_graph}.py tests/training/test_attention.py
 part graphs tests/runtime/test_gpu_kernels.py
 part gpus tests/runtime/test_{gpu_swaps,tensor_parallel}.py
 first=(tests/runtime/test_{release,slots,slot_images,fairness}.py)
