@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from lorazor.features.errors import InputError
 from lorazor.training.labels import safe
-from lorazor.training.replay import Bools, Ints, LeftOut, ReplayTable
+from lorazor.training.replay import Bools, LeftOut, ReplayTable
 from lorazor.training.split import Split, split_requests
 from lorazor.training.traces import TraceSet
 
 Tables = Mapping[str, ReplayTable]
-FOLDS = 5
-"""Of the cross-validation among the training requests."""
+LEAST_REQUESTS = 5
+"""Training requests with a decision: fewer teach nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,27 +67,14 @@ def stack(tables: Tables) -> tuple[npt.NDArray[np.float32], Bools]:
     )
 
 
-def folds(tables: Tables) -> list[tuple[Ints, Ints]]:
-    """Rows of `stack` to learn from and to judge by, FOLDS times: all decisions of a request are in one fold."""
-    from sklearn.model_selection import GroupKFold
-
-    request = _requests_of(tables)
-    return list(GroupKFold(FOLDS).split(request, groups=request))
-
-
-def _requests_of(tables: Tables) -> Ints:
-    """[D] a number for the request that each row of `stack` is of."""
-    before = np.cumsum([0, *map(len, tables.values())])
-    return np.concatenate([start + table.request for start, table in zip(before, tables.values(), strict=False)])
-
-
 def _refuse_unlearnable(train: Tables) -> None:
     labels = {task: safe(table) for task, table in train.items()}
     pooled = np.concatenate(list(labels.values()))
     names = ", ".join(repr(task) for task in train)
-    if (n := len(np.unique(_requests_of(train)))) < FOLDS:
+    if (n := sum(len(np.unique(table.request)) for table in train.values())) < LEAST_REQUESTS:
         raise InputError(
-            f"task {names}: {n} training requests are long enough to have a decision; training needs at least {FOLDS}"
+            f"task {names}: {n} training requests are long enough to have a decision; "
+            f"training needs at least {LEAST_REQUESTS}"
         )
     if not pooled.any():
         raise InputError(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorazor.features.errors import InputError
-from lorazor.training.dataset import FOLDS, folds, prepare, stack
+from lorazor.training.dataset import prepare, stack
 from lorazor.training.labels import safe
 from lorazor.training.split import split_requests, without
 from lorazor.training.traces import TraceSet
@@ -93,18 +93,6 @@ def test_stack_is_one_task_after_the_other(traces: TraceSet) -> None:
     assert np.array_equal(x[n:], data.train["chat"].features, equal_nan=True)
 
 
-def test_folds_divide_requests_not_decisions(traces: TraceSet) -> None:
-    """Every row is judged once, by rows of other requests alone."""
-    tables = prepare(traces, seed=0).train
-    request = np.concatenate([table.request_id[table.request] for table in tables.values()])
-    parts = folds(tables)
-    assert len(parts) == FOLDS
-    assert sorted(np.concatenate([judged for _, judged in parts])) == list(range(len(request)))
-    for learnt, judged in parts:
-        assert len(learnt) + len(judged) == len(request)
-        assert not set(request[learnt]) & set(request[judged])
-
-
 def test_one_class_labels_are_refused_by_task_and_class() -> None:
     """Where no release, or every release, is safe there is nothing to learn; the sentence says which."""
     with pytest.raises(InputError, match=r"task 'sql': every label is 'unsafe' \(no release keeps the score\)"):
@@ -116,7 +104,7 @@ def test_one_class_labels_are_refused_by_task_and_class() -> None:
 
 
 def test_requests_without_a_decision_are_refused() -> None:
-    """Outputs of one token have no release step below their length, and too few others cannot be cross-validated."""
+    """Outputs of one token have no release step below their length, and too few others teach nothing."""
     traces = planted_traces(60, seed=1)
     steps = traces.steps[traces.steps["step"] == 0].reset_index(drop=True)
     rollouts = traces.rollouts[traces.rollouts["mode"] != "released"]
