@@ -7,6 +7,7 @@ from mlflow import MlflowClient
 
 from lorazor.features.errors import InputError
 from lorazor.policy.artifact import load_artifact
+from lorazor.training.learned import PARAMS
 from lorazor.training.tracking import default_uri, model_name
 from lorazor.training.train import train
 from tests.planted import planted_traces
@@ -31,7 +32,7 @@ def test_a_run_is_logged_and_its_policy_registered_as_plain_files(
     run = client.get_run(tracked.run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params["seed"] == "1"
-    assert run.data.params["num_leaves"] == "31"
+    assert run.data.params["num_leaves"] == str(PARAMS["num_leaves"])
     assert run.data.tags["data_digest"] == traces.digest()
     assert run.data.metrics["sql/LightGBM/drop_0.01/share"] == pytest.approx(
         reports[1].metrics()["sql/LightGBM/drop_0.01/share"]
