@@ -19,7 +19,7 @@ from lorazor.training.labels import weight
 from lorazor.training.replay import ReplayTable
 
 Matrix = npt.NDArray[np.float32]
-ROUNDS = 300
+ROUNDS = 256
 PARAMS: dict[str, Any] = {
     "objective": "binary",
     # Many small trees with random thresholds: their sum is smoother in each signal than that of few trees with the best
@@ -37,8 +37,8 @@ PARAMS: dict[str, Any] = {
 }
 
 
-def fit_lightgbm(data: Dataset, *, seed: int, threads: int, columns: Sequence[str] = FEATURES) -> lgb.Booster:
-    """A binary LightGBM on the training decisions, each weighted by what it would save (labels.weight).
+def fit_lightgbm(tables: Tables, *, seed: int, threads: int, columns: Sequence[str] = FEATURES) -> lgb.Booster:
+    """A binary LightGBM on the decisions of `tables`, each weighted by what it would save (labels.weight).
 
     The number of rounds is fixed: cross-validated log-loss ends after a dozen or so where requests are few, long before
     the trees' order of the decisions, which is all that a threshold uses, is at its best.
@@ -46,32 +46,22 @@ def fit_lightgbm(data: Dataset, *, seed: int, threads: int, columns: Sequence[st
     Columns that are not in `columns` keep their place and are all missing, so every model takes [D, F]. It never splits
     on those, so they need no hiding from its scores.
     """
-    params = {**PARAMS, "seed": seed, "num_threads": threads}
-    return lgb.train(params, _lgb_data(data.train, columns), num_boost_round=ROUNDS)
-
-
-def refit(
-    booster: lgb.Booster, data: Dataset, *, seed: int, threads: int, columns: Sequence[str] = FEATURES
-) -> lgb.Booster:
-    """LightGBM on the decisions of all requests, in as many rounds as `booster`, which was fitted on a part, has.
-
-    None of these requests can judge it: its scores of them are nearer to 0 and 1 than those of others will be.
-    """
-    params = {**PARAMS, "seed": seed, "num_threads": threads}
-    return lgb.train(params, _lgb_data(data.whole, columns), num_boost_round=booster.num_trees())
+    x, y = stack(tables)
+    weights = np.concatenate([weight(table) for table in tables.values()])
+    known = lgb.Dataset(_only(x, columns), y, weight=weights / weights.mean(), feature_name=list(FEATURES))
+    return lgb.train({**PARAMS, "seed": seed, "num_threads": threads}, known, num_boost_round=ROUNDS)
 
 
 def lightgbm_policy(
-    name: str, booster: lgb.Booster, data: Dataset, *, seed: int, threads: int, columns: Sequence[str] = FEATURES
+    name: str, data: Dataset, *, seed: int, threads: int, columns: Sequence[str] = FEATURES
 ) -> ReleasePolicy:
-    """What `fit_lightgbm` made of `data` and `columns`, as a policy."""
+    """LightGBM on some features of the training requests' decisions, and at a refit of all requests'."""
 
-    def score(model: lgb.Booster) -> Score:
-        return lambda table: predict(model, table.features, threads)
+    def score(tables: Tables) -> Score:
+        booster = fit_lightgbm(tables, seed=seed, threads=threads, columns=columns)
+        return lambda table: predict(booster, table.features, threads)
 
-    return ReleasePolicy(
-        name, score(booster), refit=lambda: score(refit(booster, data, seed=seed, threads=threads, columns=columns))
-    )
+    return ReleasePolicy(name, score(data.train), refit=lambda: score(data.whole))
 
 
 def fit_logistic(tables: Tables, *, seed: int) -> Score:
@@ -102,12 +92,6 @@ def predict(booster: lgb.Booster, features: Matrix, threads: int = 1) -> npt.NDA
     if not len(features):
         return np.empty(0)
     return np.asarray(booster.predict(features, num_threads=threads), dtype=np.float64)
-
-
-def _lgb_data(tables: Tables, columns: Sequence[str]) -> lgb.Dataset:
-    x, y = stack(tables)
-    weights = np.concatenate([weight(table) for table in tables.values()])
-    return lgb.Dataset(_only(x, columns), y, weight=weights / weights.mean(), feature_name=list(FEATURES))
 
 
 def _only(features: Matrix, columns: Sequence[str]) -> Matrix:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import lightgbm as lgb
 import numpy as np
 
 from lorazor.features.errors import InputError
@@ -22,7 +21,7 @@ from lorazor.training.baselines import ORACLE, ReleasePolicy, Score, simple_poli
 from lorazor.training.compare import Comparison, compare
 from lorazor.training.dataset import Dataset, prepare
 from lorazor.training.labels import safe
-from lorazor.training.learned import fit_lightgbm, fit_logistic, lightgbm_policy, refit
+from lorazor.training.learned import fit_lightgbm, fit_logistic, lightgbm_policy
 from lorazor.training.publish import AUTO, LEARNED, publish
 from lorazor.training.reliability import reliability
 from lorazor.training.replay import ReplayTable
@@ -76,14 +75,15 @@ def train(
     progress("features and split")
     data = prepare(traces, seed=seed)
     progress("LightGBM and the fitted baselines")
-    booster, policies = fit(data, seed=seed, threads=threads)
+    policies = fit(data, seed=seed, threads=threads)
     score = next(policy.score for policy in policies if policy.name == LEARNED)
     progress("comparison on the test requests")
     comparisons = compare(policies, data.validation, data.test, drop_limits)
     tasks = {task: _task_report(data, task, comparisons[task], score) for task in data.test}
     progress("LightGBM on all requests")
     digest = traces.digest()
-    shipped = refit(booster, data, seed=seed, threads=threads)
+    # Its scores of these requests are nearer to 0 and 1 than those of others will be, so none of them may judge it.
+    shipped = fit_lightgbm(data.whole, seed=seed, threads=threads)
     save(out, shipped, data, traces.meta, seed=seed, held_out=score, digest=digest)
     report = TrainReport(
         artifact=out,
@@ -108,20 +108,17 @@ def train(
     return report
 
 
-def fit(data: Dataset, *, seed: int, threads: int = 1) -> tuple[lgb.Booster, list[ReleasePolicy]]:
-    """LightGBM on the training requests, and every policy to compare: the simplest first, LightGBM and oracle last."""
-    booster = fit_lightgbm(data, seed=seed, threads=threads)
-    progress = fit_lightgbm(data, seed=seed, threads=threads, columns=REQUEST_FEATURES)
-    policies = [
+def fit(data: Dataset, *, seed: int, threads: int = 1) -> list[ReleasePolicy]:
+    """Every policy to compare, fitted on the training requests: the simplest first, LightGBM and the oracle last."""
+    return [
         *simple_policies(seed, data.mean_output_tokens),
-        lightgbm_policy("progress only", progress, data, seed=seed, threads=threads, columns=REQUEST_FEATURES),
+        lightgbm_policy("progress only", data, seed=seed, threads=threads, columns=REQUEST_FEATURES),
         ReleasePolicy(
             "logistic", fit_logistic(data.train, seed=seed), refit=lambda: fit_logistic(data.whole, seed=seed)
         ),
-        lightgbm_policy(LEARNED, booster, data, seed=seed, threads=threads),
+        lightgbm_policy(LEARNED, data, seed=seed, threads=threads),
         ORACLE,
     ]
-    return booster, policies
 
 
 def _check(out: Path, mlflow_uri: str | None, register_as: str | None) -> None:

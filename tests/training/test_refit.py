@@ -11,6 +11,7 @@ from lorazor.policy.artifact import load_artifact
 from lorazor.training.baselines import ReleasePolicy
 from lorazor.training.compare import compare
 from lorazor.training.dataset import Dataset, prepare
+from lorazor.training.learned import ROUNDS
 from lorazor.training.publish import LEARNED
 from lorazor.training.report import TrainReport
 from lorazor.training.save import request_hash
@@ -34,7 +35,7 @@ def data(traces: TraceSet) -> Dataset:
 @pytest.fixture(scope="module")
 def policies(data: Dataset) -> dict[str, ReleasePolicy]:
     """All policies as they are compared."""
-    return {policy.name: policy for policy in fit(data, seed=0)[1]}
+    return {policy.name: policy for policy in fit(data, seed=0)}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_only_what_is_refitted_has_seen_the_test_requests(
     other = prepare(with_other_outcomes(traces, data.split.test), seed=0)
     assert other.split == data.split
     table = data.test["sql"]
-    for policy in fit(other, seed=0)[1]:
+    for policy in fit(other, seed=0):
         before = policies[policy.name]
         assert np.array_equal(policy.score(table), before.score(table), equal_nan=True), policy.name
         if policy.refit and before.refit:
@@ -84,7 +85,7 @@ def test_the_artifact_has_learnt_from_all_that_it_lists(report: TrainReport, tra
     booster = lgb.Booster(model_file=str(report.artifact / "model.txt"))
     assert booster.dump_model()["tree_info"][0]["tree_structure"]["internal_count"] == decisions
     assert artifact.manifest.trained_on == sorted(request_hash(str(i)) for i in traces.requests["request_id"])
-    assert artifact.scorer.trees == report.rounds == fit(prepare(traces, seed=0), seed=0)[0].num_trees()
+    assert artifact.scorer.trees == report.rounds == ROUNDS
 
 
 def test_the_grid_holds_scores_of_unseen_requests(

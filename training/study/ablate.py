@@ -14,7 +14,7 @@ import lightgbm as lgb
 from lorazor.features.errors import InputError
 from lorazor.features.schema import FEATURES, PROBE_FEATURES, REQUEST_FEATURES
 from lorazor.training.dataset import Dataset, Tables
-from lorazor.training.learned import fit_lightgbm, lightgbm_policy, refit
+from lorazor.training.learned import fit_lightgbm, lightgbm_policy
 from lorazor.training.study.cells import Parts, load_parts, rate
 from lorazor.training.study.layout import Cell, Layout
 from lorazor.training.study.policies import Promise, tuned
@@ -37,7 +37,7 @@ def ablate(
     for cell in (cell for cell in todo if cell in known):
         progress(f"ablate: {cell}")
         if not features.has(cell.row()):
-            booster = refit(fit_lightgbm(known[cell], seed=seed, threads=1), known[cell], seed=seed, threads=1)
+            booster = fit_lightgbm(known[cell].whole, seed=seed, threads=1)
             features.add({**cell.row(), **row} for row in importance(booster))
         parts = load_parts(layout, cell, seed)
         table.add({**cell.row(), **row} for row in ablated(parts, known, promise))
@@ -115,8 +115,7 @@ def _interval_rows(g: int, parts: Parts, promise: Promise) -> Iterator[Row]:
 
 def _rows(name: str, data: Dataset, parts: Parts, promise: Promise, columns: Sequence[str] = FEATURES) -> Iterator[Row]:
     """LightGBM of `data` and `columns`, tuned and judged on the cell's requests."""
-    booster = fit_lightgbm(data, seed=parts.seed, threads=1, columns=columns)
-    policy = rate(lightgbm_policy(name, booster, data, seed=parts.seed, threads=1, columns=columns), parts)
+    policy = rate(lightgbm_policy(name, data, seed=parts.seed, threads=1, columns=columns), parts)
     for limit in promise.limits:
         for row in tuned(policy, *limit, promise.confidence, None):
             yield {"variant": row.pop("policy"), **row}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import lightgbm as lgb
 import numpy as np
 
 from lorazor.features.errors import InputError
@@ -103,6 +102,6 @@ def rate(policy: ReleasePolicy, parts: Parts) -> Rated:
     return Rated(policy.name, np.array(grid, dtype=np.float64), calibrate, test)
 
 
-def fitted(parts: Parts) -> tuple[lgb.Booster, Sequence[ReleasePolicy]]:
+def fitted(parts: Parts) -> Sequence[ReleasePolicy]:
     """The policies of `lorazor train` on the cell's training requests."""
     return fit(parts.data, seed=parts.seed)

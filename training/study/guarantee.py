@@ -58,7 +58,7 @@ def guarantee(
 
 def learnt(parts: Parts) -> Rated:
     """The policy that ships; InputError where there is nothing to learn."""
-    _, found = fitted(parts)
+    found = fitted(parts)
     policy = next(policy for policy in found if policy.name == LEARNED)
     return rate(policy, parts)
 

@@ -18,7 +18,7 @@ from lorazor.features.errors import InputError
 from lorazor.training.baselines import ORACLE
 from lorazor.training.calibration import Scored
 from lorazor.training.compare import BASE_ONLY, NEVER_RELEASED
-from lorazor.training.learned import refit
+from lorazor.training.learned import fit_lightgbm
 from lorazor.training.losses import Kind
 from lorazor.training.publish import LEARNED
 from lorazor.training.replay import Floats, Outcome, ReplayTable
@@ -70,14 +70,14 @@ def policies(
 def trained(parts: Parts, layout: Layout) -> tuple[list[Rated], str]:
     """All policies with their scores, the learnt one saved; none, and why, where there is nothing to learn."""
     try:
-        booster, found = fitted(parts)
+        found = fitted(parts)
     except InputError as error:
         return [], str(error)
     out = layout.artifact(parts.cell)
     shutil.rmtree(out, ignore_errors=True)
     traces = parts.traces[POLICY_TRAIN]
     score = next(policy.score for policy in found if policy.name == LEARNED)
-    shipped = refit(booster, parts.data, seed=parts.seed, threads=1)
+    shipped = fit_lightgbm(parts.data.whole, seed=parts.seed, threads=1)
     save(out, shipped, parts.data, traces.meta, seed=parts.seed, held_out=score, digest=traces.digest())
     return [rate(policy, parts) for policy in found], ""
 
