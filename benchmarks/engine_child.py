@@ -45,14 +45,13 @@ def run(llm: Any, names: dict[str, str], job: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds, "tokens": count, "texts": texts if job.get("texts") else None}
 
 
-def count(llm: Any, names: dict[str, str], job: dict[str, Any], number: int) -> dict[str, Any]:
-    """Tokens and seconds between the ends of two requests (see above)."""
+def queue(engine: Any, names: dict[str, str], asks: list[dict[str, Any]], prefix: str) -> list[str]:
+    """Add requests of fixed length to vLLM's engine, greedy, a token at a time; their ids."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    engine, asks = llm.llm_engine, job["asks"]
-    begun, tokens, ended = time.perf_counter(), 0, 0
-    for k, ask in enumerate(asks):
+    ids = [f"{prefix}-{k}" for k in range(len(asks))]
+    for request_id, ask in zip(ids, asks, strict=True):
         params = SamplingParams(
             temperature=0.0,
             max_tokens=ask["tokens"],
@@ -62,7 +61,15 @@ def count(llm: Any, names: dict[str, str], job: dict[str, Any], number: int) -> 
             extra_args={"lorazor_release": ask["release"]} if "release" in ask else None,
         )
         prompt = {"prompt_token_ids": ask["prompt"]}
-        engine.add_request(f"{number}-{k}", prompt, params, lora_request=request_of(names, ask["adapter"]))
+        engine.add_request(request_id, prompt, params, lora_request=request_of(names, ask["adapter"]))
+    return ids
+
+
+def count(llm: Any, names: dict[str, str], job: dict[str, Any], number: int) -> dict[str, Any]:
+    """Tokens and seconds between the ends of two requests (see above)."""
+    engine, asks = llm.llm_engine, job["asks"]
+    begun, tokens, ended = time.perf_counter(), 0, 0
+    queue(engine, names, asks, str(number))
     answer: dict[str, Any] | None = None
     while engine.has_unfinished_requests():
         outputs = engine.step()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from statistics import median
 from typing import Any
 
 import throughput
-from engine_child import request_of
+from engine_child import queue
 from engines import provenance, write_rows
-from throughput_model import make_adapter, make_base, make_policy
+from throughput_model import make_base, make_policy
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees its own process
 ARMS = ("policy", "never", "released", "base")
@@ -48,31 +49,10 @@ def start(scratch: Path, options: argparse.Namespace) -> tuple[Any, dict[str, st
     from vllm import LLM
 
     base = make_base(scratch / "base")
-    folders = [make_adapter(scratch / f"a{k}", options.rank) for k in range(min(options.adapters, throughput.DISTINCT))]
+    folders, names = throughput.make_adapters(scratch, options)
     policy = make_policy(scratch / "policy", base, folders, options.interval, options.output)
     settings = throughput.engine_options(base, options, throughput.slots_of(options, "ours"))
-    names = {f"a{k}": str(folders[k % len(folders)]) for k in range(options.adapters)}
     return LLM(**settings, additional_config={"lorazor": {"policy": str(policy)}}).llm_engine, names
-
-
-def add(engine: Any, names: dict[str, str], asks: list[dict[str, Any]], prefix: str) -> list[str]:
-    """Queue the requests; their ids."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    for k, ask in enumerate(asks):
-        release = {"lorazor_release": ask["release"]} if "release" in ask else None
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=ask["tokens"],
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            extra_args=release,
-        )
-        prompt, lora = {"prompt_token_ids": ask["prompt"]}, request_of(names, ask["adapter"])
-        engine.add_request(f"{prefix}-{k}", prompt, params, lora_request=lora)
-    return [f"{prefix}-{k}" for k in range(len(asks))]
 
 
 def step(engine: Any, steps: int = STEPS) -> tuple[float, float]:
@@ -104,7 +84,7 @@ def measure(
     """An arm and what its steps took, turn by turn."""
     load = options.loads[0]
     for turn, arm in product(range(options.rounds), arms):
-        ids = add(engine, names, throughput.asks_of(options, load, arm, turn), f"{turn}-{arm}")
+        ids = queue(engine, names, throughput.asks_of(options, load, arm, turn), f"{turn}-{arm}")
         step(engine, WARM_UP[load])
         clock, tokens = step(engine)
         yield arm, {"tokens": tokens, "by the clock": clock} | profile(engine)
@@ -117,6 +97,8 @@ def main() -> None:
     """Start, take turns, write the CSV."""
     options = throughput.parse()
     arms = [arm for arm in options.arms.split(";") if arm in ARMS]
+    if not arms or options.loads[0] not in WARM_UP:
+        sys.exit(f"--arms needs some of {', '.join(ARMS)}, and --loads one of {', '.join(WARM_UP)} first")
     with tempfile.TemporaryDirectory() as scratch:
         engine, names = start(Path(scratch), options)
         turns = list(measure(engine, names, options, arms))

@@ -81,11 +81,16 @@ def slots_of(options: argparse.Namespace, kind: str) -> int:
     return slots
 
 
+def make_adapters(scratch: Path, options: argparse.Namespace) -> tuple[list[Path], dict[str, str]]:
+    """Folders with weights of their own, and the folder of each adapter by its name."""
+    folders = [make_adapter(scratch / f"a{k}", options.rank) for k in range(min(options.adapters, DISTINCT))]
+    return folders, {f"a{k}": str(folders[k % len(folders)]) for k in range(options.adapters)}
+
+
 def start_engines(scratch: Path, options: argparse.Namespace, arms: list[str]) -> dict[str, Engine]:
     """The engines that the arms need, all started at once."""
     base = make_base(scratch / "base")
-    folders = [make_adapter(scratch / f"a{k}", options.rank) for k in range(min(options.adapters, DISTINCT))]
-    adapters = {f"a{k}": str(folders[k % len(folders)]) for k in range(options.adapters)}
+    folders, adapters = make_adapters(scratch, options)
     engines = {}
     for kind in dict.fromkeys(ARMS[arm] for arm in arms):
         settings = engine_options(base, options, slots_of(options, kind))

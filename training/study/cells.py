@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,6 @@ from lorazor.training.replay import Floats, ReplayTable
 from lorazor.training.study.layout import CALIBRATE, POLICY_PARTS, POLICY_TRAIN, TEST, Cell, Layout
 from lorazor.training.thresholds import threshold_grid
 from lorazor.training.traces import TraceSet, read_traces
-from lorazor.training.train import fit
 
 REQUESTS, ROWS = "requests.jsonl", "rows"
 
@@ -100,8 +99,3 @@ def rate(policy: ReleasePolicy, parts: Parts) -> Rated:
     score = policy.refit() if policy.refit else policy.score
     calibrate, test = (Scored(table, score(table)) for table in parts.tables.values())
     return Rated(policy.name, np.array(grid, dtype=np.float64), calibrate, test)
-
-
-def fitted(parts: Parts) -> Sequence[ReleasePolicy]:
-    """The policies of `lorazor train` on the cell's training requests."""
-    return fit(parts.data, seed=parts.seed)

@@ -15,12 +15,13 @@ import numpy as np
 from scipy import stats
 
 from lorazor.features.errors import InputError
+from lorazor.training.learned import lightgbm_policy
 from lorazor.training.losses import LOOSEST_BUDGET, Kind, limit, observed, request_losses
 from lorazor.training.ltt import Kept, keep
 from lorazor.training.publish import LEARNED
 from lorazor.training.pvalues import betting_p_values
 from lorazor.training.replay import Floats, Ints
-from lorazor.training.study.cells import Parts, Rated, fitted, load_parts, rate
+from lorazor.training.study.cells import Parts, Rated, load_parts, rate
 from lorazor.training.study.drift import drift_rows
 from lorazor.training.study.layout import Cell, Layout
 from lorazor.training.study.policies import Promise
@@ -58,9 +59,7 @@ def guarantee(
 
 def learnt(parts: Parts) -> Rated:
     """The policy that ships; InputError where there is nothing to learn."""
-    found = fitted(parts)
-    policy = next(policy for policy in found if policy.name == LEARNED)
-    return rate(policy, parts)
+    return rate(lightgbm_policy(LEARNED, parts.data, seed=parts.seed, threads=1), parts)
 
 
 def guarantee_rows(policy: Rated, promise: Promise, draws: int, seed: int) -> Iterator[Row]:

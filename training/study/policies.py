@@ -24,11 +24,12 @@ from lorazor.training.publish import LEARNED
 from lorazor.training.replay import Floats, Outcome, ReplayTable
 from lorazor.training.save import save
 from lorazor.training.study.bands import band_rows, since_rows
-from lorazor.training.study.cells import Parts, Rated, fitted, load_parts, rate
+from lorazor.training.study.cells import Parts, Rated, load_parts, rate
 from lorazor.training.study.layout import CALIBRATE, POLICY_TRAIN, TEST, Cell, Layout
 from lorazor.training.study.numbers import SCOPES, above, numbers, prompt_only
 from lorazor.training.study.results import Results
 from lorazor.training.traces import Noise
+from lorazor.training.train import fit
 from lorazor.training.tune import learn_then_test
 from lorazor.training.tune_checks import noise_floor
 
@@ -70,7 +71,7 @@ def policies(
 def trained(parts: Parts, layout: Layout) -> tuple[list[Rated], str]:
     """All policies with their scores, the learnt one saved; none, and why, where there is nothing to learn."""
     try:
-        found = fitted(parts)
+        found = fit(parts.data, seed=parts.seed)
     except InputError as error:
         return [], str(error)
     out = layout.artifact(parts.cell)
