@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorazor.features.errors import InputError
-from lorazor.features.schema import FEATURES, SCHEMA_HASH
+from lorazor.features.schema import FEATURES, PROBE_FEATURES, SCHEMA_HASH
 from lorazor.policy.manifest import MODEL_FILE, POLICY_FILE, AdapterEntry, Manifest, TaskPolicy, parse_manifest
 from lorazor.policy.scorer import Scorer
 
@@ -49,9 +49,9 @@ def load_artifact(ref: str | Path, base_fingerprint: str | None = None, probe_in
     Raises:
         InputError: names the file, the field, and both values where two differ.
     """
-    folder = _download(str(ref)) if str(ref).startswith(REGISTRY_PREFIX) else Path(ref)
+    folder = _folder(ref)
     path = folder / POLICY_FILE
-    manifest = _read_manifest(folder)
+    manifest = _manifest_in(folder)
     model = _checked_files(folder, manifest)
     _same(path, "schema_hash", manifest.schema_hash, SCHEMA_HASH, "this LoRazor's features have")
     _same(path, "features", tuple(manifest.features), FEATURES, "this LoRazor has")
@@ -59,7 +59,19 @@ def load_artifact(ref: str | Path, base_fingerprint: str | None = None, probe_in
         _same(path, "base_fingerprint", manifest.base_fingerprint, base_fingerprint, "the base in use has")
     if probe_interval is not None:
         _same(path, "probe_interval", manifest.probe_interval, probe_interval, "the probe interval in use is")
-    return Artifact(manifest, _scorer(folder, model), folder)
+    scorer = _scorer(folder, model)
+    if not manifest.probes:
+        _looks_at_no_probe(folder, scorer)
+    return Artifact(manifest, scorer, folder)
+
+
+def read_manifest(ref: str | Path) -> Manifest:
+    """What the artifact `ref`, as `load_artifact` takes it, says about itself; its other files are not looked at.
+
+    Raises:
+        InputError: no readable policy.json there.
+    """
+    return _manifest_in(_folder(ref))
 
 
 def save_artifact(folder: str | Path, manifest: Manifest, model_txt: str) -> Artifact:
@@ -91,7 +103,7 @@ def update_tasks(folder: str | Path, tasks: Mapping[str, TaskPolicy]) -> Manifes
         InputError: no readable policy.json there.
     """
     target = Path(folder)
-    old = _read_manifest(target)
+    old = _manifest_in(target)
     new = Manifest.model_validate({**old.model_dump(), "tasks": {**old.tasks, **tasks}})
     with _beside(target / POLICY_FILE) as draft:
         draft.write_bytes(_json(new))
@@ -99,7 +111,11 @@ def update_tasks(folder: str | Path, tasks: Mapping[str, TaskPolicy]) -> Manifes
     return new
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def _folder(ref: str | Path) -> Path:
+    return _download(str(ref)) if str(ref).startswith(REGISTRY_PREFIX) else Path(ref)
+
+
+def _manifest_in(folder: Path) -> Manifest:
     path = folder / POLICY_FILE
     if not folder.is_dir():
         raise InputError(f"{folder}: no such policy artifact (a folder with {POLICY_FILE} and {MODEL_FILE})")
@@ -128,6 +144,15 @@ def _scorer(folder: Path, model: bytes) -> Scorer:
         return Scorer(model.decode("ascii", errors="replace"))
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
+
+
+def _looks_at_no_probe(folder: Path, scorer: Scorer) -> None:
+    used = scorer.splits_on()
+    for name in PROBE_FEATURES:
+        if name in used:
+            raise InputError(
+                f"{folder / POLICY_FILE}: field probes is false, but {MODEL_FILE} splits on the probe feature {name}"
+            )
 
 
 def _same(path: Path, field: str, has: object, wanted: object, whose: str) -> None:

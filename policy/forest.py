@@ -52,6 +52,12 @@ class Forest:
     sigmoid: float
     features: int
 
+    @property
+    def is_split(self) -> npt.NDArray[np.bool_]:
+        """bool [nodes]: no leaf, which is its own child."""
+        own_place = np.arange(len(self.child)) - np.repeat(self.first[:-1], np.diff(self.first))
+        return self.child != own_place
+
 
 def parse_forest(model_txt: str, features: Sequence[str]) -> Forest:
     """The trees of LightGBM's text of a binary classifier on these features.

@@ -17,10 +17,11 @@ _HEIGHT = 8
 def describe(artifact: Artifact, top: int = 10) -> str:
     """Some lines of text about an artifact, with the `top` most important features."""
     manifest = artifact.manifest
+    probing = "" if manifest.probes else ", for decisions: it never probes"
     lines = [
         f"Policy artifact  {artifact.path}",
         f"  base           {manifest.base_fingerprint[:16]}…",
-        f"  probe interval {manifest.probe_interval} tokens",
+        f"  probe interval {manifest.probe_interval} tokens{probing}",
         f"  features       {len(manifest.features)} (schema {manifest.schema_hash[:16]}…)",
         f"  model          {artifact.scorer.trees} trees, trained on {len(manifest.trained_on):,} requests",
         *(f"  {name:<14} {_short(value)}" for name, value in sorted(manifest.made.items())),

@@ -68,6 +68,9 @@ class Manifest(_Part):
     schema_hash: Sha256
     features: list[str] = Field(min_length=1)
     probe_interval: int = Field(ge=1)
+    probes: bool = True
+    """False: its model looks at no probe, so a server makes none; it decides at the same steps. No new format version:
+    a LoRazor that does not know the field refuses it by name, and every policy from before it has probes."""
     base_fingerprint: Sha256
     adapters: list[AdapterEntry]
     tasks: dict[str, TaskPolicy]

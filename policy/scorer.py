@@ -59,6 +59,11 @@ class Scorer:
         order = np.argsort(-gain, kind="stable")
         return {self._features[i]: float(gain[i]) / total for i in order if gain[i] > 0.0}
 
+    def splits_on(self) -> set[str]:
+        """The features that some tree splits on, whatever gain the text claims for it."""
+        forest = self.forest()
+        return {self._features[i] for i in set(forest.feature[forest.is_split].tolist())}
+
     def forest(self) -> Forest:
         """The trees as plain arrays, for scoring on another device (`kernels/forest.py`)."""
         return parse_forest(self._text, self._features)

@@ -5,16 +5,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lorazor.features.schema import FEATURES, SCHEMA_HASH
+from lorazor.features.schema import FEATURES, PROBE_FEATURES, SCHEMA_HASH
 from lorazor.policy.manifest import AdapterEntry, Guarantee, Manifest, TaskPolicy
 
 BASE = "b" * 64
 SQL = "5" * 64
 
 
-def train(seed: int = 0, rounds: int = 12, leaves: int = 15) -> lightgbm.Booster:
-    """A binary booster on random features with gaps, whose label two of them decide."""
+def train(seed: int = 0, rounds: int = 12, leaves: int = 15, probes: bool = True) -> lightgbm.Booster:
+    """A binary booster on random features with gaps, whose label two of them decide; without probes, on no probe's."""
     rows = random_features(np.random.default_rng(seed), 2000)
+    if not probes:
+        rows[:, [FEATURES.index(name) for name in PROBE_FEATURES]] = np.nan
     labels = np.nan_to_num(rows[:, 0]) + np.nan_to_num(rows[:, 5]) > 0.3
     data = lightgbm.Dataset(rows, labels.astype(int), feature_name=list(FEATURES))
     params = {"objective": "binary", "num_leaves": leaves, "verbose": -1, "num_threads": 1, "seed": seed}

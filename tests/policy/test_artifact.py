@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 from lorazor.features.errors import InputError
 from lorazor.features.schema import FEATURES, SCHEMA_HASH
 from lorazor.policy import artifact
-from lorazor.policy.artifact import Artifact, load_artifact, save_artifact, update_tasks
+from lorazor.policy.artifact import Artifact, load_artifact, read_manifest, save_artifact, update_tasks
 from lorazor.policy.manifest import Guarantee, Manifest, TaskPolicy
+from tests.policy.conftest import train
 
 BASE = "b" * 64
 
@@ -139,6 +141,27 @@ def test_another_base_or_probe_interval(saved: Path) -> None:
         load_artifact(saved, base_fingerprint="c" * 64)
     with pytest.raises(InputError, match="field probe_interval is 8, the probe interval in use is 16"):
         load_artifact(saved, probe_interval=16)
+
+
+def test_a_policy_without_probes(tmp_path: Path, manifest: Manifest) -> None:
+    """What it says of probes comes back, also from policy.json alone and after tune; without the field there are."""
+    without = manifest.model_copy(update={"probes": False})
+    saved = save_artifact(tmp_path / "policy", without, train(probes=False).model_to_string()).path
+    update_tasks(saved, {})
+    assert not load_artifact(saved).manifest.probes
+    assert read_manifest(saved) == load_artifact(saved).manifest
+    _edit(saved, lambda content: content.pop("probes"))
+    assert load_artifact(saved).manifest.probes
+
+
+def test_a_model_that_splits_on_what_is_never_probed(saved: Path, model_txt: str) -> None:
+    """It is refused by the first such feature, whatever its text says that the splits gain."""
+    _edit(saved, _set("probes", False))
+    for text in (model_txt, re.sub("^split_gain=.*$", "split_gain=", model_txt, flags=re.M)):
+        sizes = [len(f"Tree={tree}") for tree in text.partition("end of trees")[0].split("Tree=")[1:]]
+        _rehash(saved, re.sub("^tree_sizes=.*$", f"tree_sizes={' '.join(map(str, sizes))}", text, flags=re.M).encode())
+        with pytest.raises(InputError, match=r"field probes is false, but model\.txt splits on the probe feature \w+$"):
+            load_artifact(saved)
 
 
 def test_file_that_nobody_listed(saved: Path) -> None:

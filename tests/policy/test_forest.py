@@ -94,6 +94,17 @@ def test_the_layout(model_txt: str) -> None:
         assert (forest.threshold[start:end][leaf] == np.inf).all()
 
 
+def test_the_features_that_are_split_on(booster: lightgbm.Booster, model_txt: str) -> None:
+    """Those of LightGBM's own count; leaves, which name the first feature, are none."""
+    counted = {name for name, n in zip(FEATURES, booster.feature_importance("split"), strict=True) if n}
+    assert Scorer(model_txt).splits_on() == counted
+    labels = np.arange(200) % 2
+    rows = np.c_[np.zeros(200), labels, np.zeros((200, len(FEATURES) - 2))]
+    data = lightgbm.Dataset(rows, labels, feature_name=list(FEATURES))
+    model = lightgbm.train({"objective": "binary", "verbose": -1}, data, 2)
+    assert Scorer(model.model_to_string()).splits_on() == {FEATURES[1]}
+
+
 def test_the_scorers_forest_is_its_model(model_txt: str) -> None:
     """A loaded policy hands out the trees that it scores with."""
     scorer = Scorer(model_txt)

@@ -29,6 +29,8 @@ def test_describe_says_what_matters(manifest: Manifest, model_txt: str) -> None:
     ):
         assert part in text
     assert text.index("  entropy  ") > text.index("Most important features")
+    without = Artifact(manifest.model_copy(update={"probes": False}), Scorer(model_txt), Path("my-policy"))
+    assert "probe interval 8 tokens, for decisions: it never probes" in describe(without)
 
 
 @pytest.mark.parametrize(("kind", "words"), [("absolute", "0.0200 points"), ("signed", "above the released one")])
