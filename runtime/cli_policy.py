@@ -30,6 +30,9 @@ class Loss(StrEnum):
 def train(
     traces: Traces,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the policy artifact.")],
+    without_probes: Annotated[
+        bool, typer.Option("--without-probes", help="Save the policy `without probes`: a server of it never probes.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the split, of LightGBM and of the random baseline.")] = 0,
     leave_out: Annotated[
         float, typer.Option(metavar="SHARE", help="Requests not to look at, for tune and evaluate --unseen-only.")
@@ -51,8 +54,9 @@ def train(
     learnt from all but those that --leave-out leaves, so `tune` and `evaluate` need these or others.
 
     \b
-    Example:
+    Examples:
       lorazor train traces/ policy/ --figures figures/ --register sql-release@staging
+      lorazor train traces/ policy/ --without-probes
     """
     with needs_extra("training"), stages() as progress:
         from lorazor.training import train as training
@@ -62,6 +66,7 @@ def train(
         report = training.train(
             read_traces(traces),
             out,
+            probes=not without_probes,
             seed=seed,
             leave_out=leave_out,
             threads=threads,

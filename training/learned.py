@@ -12,13 +12,15 @@ import lightgbm as lgb
 import numpy as np
 import numpy.typing as npt
 
-from lorazor.features.schema import FEATURES
+from lorazor.features.schema import FEATURES, PROBE_FEATURES
 from lorazor.training.baselines import ReleasePolicy, Score
 from lorazor.training.dataset import Dataset, Tables, stack
 from lorazor.training.labels import weight
 from lorazor.training.replay import ReplayTable
 
 Matrix = npt.NDArray[np.float32]
+UNPROBED = tuple(name for name in FEATURES if name not in PROBE_FEATURES)
+"""The features of a policy without probes."""
 ROUNDS = 256
 PARAMS: dict[str, Any] = {
     "objective": "binary",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lorazor.training import tracking
 from lorazor.training.baselines import Score
-from lorazor.training.compare import Comparison
+from lorazor.training.compare import Row
 from lorazor.training.dataset import Tables
 from lorazor.training.figures import draw_all
 from lorazor.training.learned import PARAMS
@@ -19,8 +19,8 @@ from lorazor.training.report import TrainReport
 
 AUTO = "auto"
 """In place of a tracking store: `tracking.default_uri()`."""
-LEARNED = "LightGBM"
-"""The policy that ships, as the comparison names it."""
+LEARNED, WITHOUT_PROBES = "LightGBM", "without probes"
+"""The policies that may ship, as the comparison names them: LightGBM on all features, and on all but the probes'."""
 
 
 def publish(
@@ -38,7 +38,9 @@ def publish(
     with tempfile.TemporaryDirectory() as spare:
         drawn = Path(figures or spare)
         comparisons = {task: r.comparison for task, r in report.tasks.items()}
-        releases = {task: _releases(table, comparisons[task], score) for task, table in test.items()}
+        releases = {
+            task: _releases(table, comparisons[task].rows, report.shipped, score) for task, table in test.items()
+        }
         draw_all(drawn, comparisons, releases, {task: r.reliability for task, r in report.tasks.items()})
         if mlflow_uri is None:
             return None
@@ -54,8 +56,8 @@ def publish(
         )
 
 
-def _releases(table: ReplayTable, comparison: Comparison, score: Score) -> tuple[Ints, Ints]:
+def _releases(table: ReplayTable, rows: Sequence[Row], shipped: str, score: Score) -> tuple[Ints, Ints]:
     """Release steps and decisions of the test requests at the last (widest) operating point of the shipped policy."""
-    threshold = [row.threshold for row in comparison.rows if row.policy == LEARNED][-1]
+    threshold = [row.threshold for row in rows if row.policy == shipped][-1]
     decision = table.first_decision(score(table), threshold)
     return table.outcome(decision).release, decision

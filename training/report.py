@@ -34,11 +34,13 @@ class TaskReport:
 class TrainReport:
     """The result of a training run; `tracked` is None without MLflow.
 
-    `tasks` is of policies that had not seen the test requests. The artifact's model, of `rounds` trees, has.
+    `tasks` is of policies that had not seen the test requests. The artifact's model, of `rounds` trees, has; `shipped`
+    is its name among them.
     """
 
     artifact: Path
     tasks: dict[str, TaskReport]
+    shipped: str
     rounds: int
     seconds: float
     data_digest: str
@@ -57,6 +59,7 @@ class TrainReport:
         return {
             "artifact": str(self.artifact),
             "data_digest": self.data_digest,
+            "shipped": self.shipped,
             "rounds": self.rounds,
             "seconds": self.seconds,
             "mlflow": tracked,
@@ -81,7 +84,7 @@ class TrainReport:
         n = sum(sum(report.requests.values()) for report in self.tasks.values())
         lines = [
             f"the policies above learnt from the training requests; the artifact's from all {n:,}, in as many rounds",
-            f"policy artifact: {self.artifact} ({self.rounds} trees, {self.seconds:.1f} s)",
+            f"policy artifact: {self.artifact} (`{self.shipped}`, {self.rounds} trees, {self.seconds:.1f} s)",
             "it never releases until `lorazor tune` sets thresholds",
         ]
         if self.tracked:

@@ -26,7 +26,15 @@ def request_hash(request_id: str) -> str:
 
 
 def save(
-    out: Path, booster: lgb.Booster, data: Dataset, meta: Meta, *, seed: int, held_out: Score, digest: str
+    out: Path,
+    booster: lgb.Booster,
+    data: Dataset,
+    meta: Meta,
+    *,
+    seed: int,
+    held_out: Score,
+    digest: str,
+    probes: bool = True,
 ) -> None:
     """Write the artifact folder; every task's threshold is None (never).
 
@@ -34,12 +42,14 @@ def save(
         booster: fitted on all requests of `data`; `trained_on` lists them, for none may calibrate a threshold.
         held_out: the scores of the same model fitted on the training requests alone. The threshold grids are made of
             those that it gives to the others, because the scores to come are also of requests unseen.
+        probes: whether it was fitted on what probes say.
     """
     try:
         manifest = Manifest(
             schema_hash=SCHEMA_HASH,
             features=list(FEATURES),
             probe_interval=meta.probe_interval,
+            probes=probes,
             base_fingerprint=meta.base.fingerprint,
             adapters=_adapters(data, meta),
             tasks={t: TaskPolicy(threshold=None, mean_output_tokens=m) for t, m in data.mean_output_tokens.items()},

@@ -21,8 +21,8 @@ from lorazor.training.baselines import ORACLE, ReleasePolicy, Score, simple_poli
 from lorazor.training.compare import Comparison, compare
 from lorazor.training.dataset import Dataset, prepare
 from lorazor.training.labels import safe
-from lorazor.training.learned import fit_lightgbm, fit_logistic, lightgbm_policy
-from lorazor.training.publish import AUTO, LEARNED, publish
+from lorazor.training.learned import UNPROBED, fit_lightgbm, fit_logistic, lightgbm_policy
+from lorazor.training.publish import AUTO, LEARNED, WITHOUT_PROBES, publish
 from lorazor.training.reliability import reliability
 from lorazor.training.replay import ReplayTable
 from lorazor.training.report import TaskReport, TrainReport, note_one_class, write_json
@@ -38,6 +38,7 @@ def train(
     traces: TraceSet | str | Path,
     out: str | Path,
     *,
+    probes: bool = True,
     seed: int = 0,
     leave_out: float = 0.0,
     threads: int = 1,
@@ -53,6 +54,7 @@ def train(
     Args:
         traces: a trace folder, or one that was read already.
         out: a new folder, or an older artifact to replace.
+        probes: False: the policy looks at no probe, and a server of it makes none.
         seed: of the split, of LightGBM and of the random baseline.
         leave_out: share of the requests that are not looked at, so that they can calibrate and judge the policy.
         threads: for LightGBM; one is the safe choice: beside other work two spin at each other, ten times slower.
@@ -76,18 +78,20 @@ def train(
     data = prepare(traces, seed=seed)
     progress("LightGBM and the fitted baselines")
     policies = fit(data, seed=seed, threads=threads)
-    score = next(policy.score for policy in policies if policy.name == LEARNED)
+    name, columns = (LEARNED, FEATURES) if probes else (WITHOUT_PROBES, UNPROBED)
+    score = next(policy.score for policy in policies if policy.name == name)
     progress("comparison on the test requests")
     comparisons = compare(policies, data.validation, data.test, drop_limits)
     tasks = {task: _task_report(data, task, comparisons[task], score) for task in data.test}
     progress("LightGBM on all requests")
     digest = traces.digest()
     # Its scores of these requests are nearer to 0 and 1 than those of others will be, so none of them may judge it.
-    shipped = fit_lightgbm(data.whole, seed=seed, threads=threads)
-    save(out, shipped, data, traces.meta, seed=seed, held_out=score, digest=digest)
+    shipped = fit_lightgbm(data.whole, seed=seed, threads=threads, columns=columns)
+    save(out, shipped, data, traces.meta, seed=seed, held_out=score, digest=digest, probes=probes)
     report = TrainReport(
         artifact=out,
         tasks=tasks,
+        shipped=name,
         rounds=shipped.num_trees(),
         seconds=time.monotonic() - started,
         data_digest=digest,
@@ -99,6 +103,7 @@ def train(
         "seed": seed,
         "leave_out": leave_out,
         "probe_interval": traces.meta.probe_interval,
+        "probes": probes,
         "tasks": ",".join(tasks),
     }
     tracked = publish(report, data.test, score, params, mlflow_uri, register_as, figures)
@@ -116,6 +121,7 @@ def fit(data: Dataset, *, seed: int, threads: int = 1) -> list[ReleasePolicy]:
         ReleasePolicy(
             "logistic", fit_logistic(data.train, seed=seed), refit=lambda: fit_logistic(data.whole, seed=seed)
         ),
+        lightgbm_policy(WITHOUT_PROBES, data, seed=seed, threads=threads, columns=UNPROBED),
         lightgbm_policy(LEARNED, data, seed=seed, threads=threads),
         ORACLE,
     ]

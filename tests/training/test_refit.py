@@ -12,7 +12,7 @@ from lorazor.training.baselines import ReleasePolicy
 from lorazor.training.compare import compare
 from lorazor.training.dataset import Dataset, prepare
 from lorazor.training.learned import ROUNDS
-from lorazor.training.publish import LEARNED
+from lorazor.training.publish import LEARNED, WITHOUT_PROBES
 from lorazor.training.report import TrainReport
 from lorazor.training.save import request_hash
 from lorazor.training.traces import TraceSet
@@ -64,7 +64,8 @@ def test_only_what_is_refitted_has_seen_the_test_requests(
         assert np.array_equal(policy.score(table), before.score(table), equal_nan=True), policy.name
         if policy.refit and before.refit:
             assert not np.allclose(policy.refit()(table), before.refit()(table)), policy.name
-    assert {name for name, policy in policies.items() if policy.refit} == {"progress only", "logistic", LEARNED}
+    refitted = {"progress only", "logistic", WITHOUT_PROBES, LEARNED}
+    assert {name for name, policy in policies.items() if policy.refit} == refitted
 
 
 def test_the_report_is_of_policies_that_never_saw_the_test_requests(

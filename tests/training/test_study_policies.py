@@ -49,7 +49,7 @@ def test_every_policy_has_its_rows(study: Path) -> None:
     """Baselines, the learnt policy, the oracle and the fixed ways, over all requests and those with S > 0."""
     rows = rows_of(study, "policies", task="sql", scope="S > 0").set_index("policy")
     names = {"fixed step", "fixed fraction", "random", "entropy", "margin", "KL", "progress only", "logistic"}
-    assert set(rows.index) == names | {"LightGBM", "oracle", "never", "base only", "prompt only"}
+    assert set(rows.index) == names | {"without probes", "LightGBM", "oracle", "never", "base only", "prompt only"}
     assert rows.loc["never", "active_row_share"] == 1
     assert rows.loc["prompt only", "active_row_share"] == 0
     assert rows.loc["oracle", "oracle_gap"] == 1

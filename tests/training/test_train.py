@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lorazor.features.errors import InputError
-from lorazor.features.schema import SCHEMA_HASH
+from lorazor.features.schema import PROBE_FEATURES, SCHEMA_HASH
 from lorazor.policy.artifact import load_artifact
 from lorazor.training.baselines import ORACLE
 from lorazor.training.replay import ReplayTable, summarize
@@ -22,7 +22,7 @@ from tests.planted import joined, planted_traces
 
 POLICIES = (
     *("never", "base only", "fixed step", "fixed fraction", "random", "entropy", "margin", "KL"),
-    *("progress only", "logistic", "LightGBM", "oracle"),
+    *("progress only", "logistic", "without probes", "LightGBM", "oracle"),
 )
 
 
@@ -109,6 +109,22 @@ def test_the_learned_policy_beats_the_simple_ones(report: TrainReport) -> None:
     assert all(area["LightGBM"] > area[name] for name in ("fixed step", "random", "entropy", "margin", "progress only"))
     assert sql.reliability.brier < 0.1
     assert np.abs(sql.reliability.predicted - sql.reliability.observed).max() < 0.25
+
+
+def test_without_probes(report: TrainReport, traces: TraceSet, folder: Path) -> None:
+    """What ships splits on no probe's feature, says so, and is the one compared; the comparison is as ever."""
+    other = train(traces, folder / "unprobed", probes=False, mlflow_uri=None, figures=folder / "unprobed-figures")
+    assert {t: r.comparison.rows for t, r in other.tasks.items()} == {
+        t: r.comparison.rows for t, r in report.tasks.items()
+    }
+    assert (report.shipped, other.shipped, other.to_dict()["shipped"]) == ("LightGBM", *("without probes",) * 2)
+    assert f"policy artifact: {folder / 'unprobed'} (`without probes`, " in other.render()
+    probed, unprobed = load_artifact(report.artifact), load_artifact(other.artifact)
+    assert (probed.manifest.probes, unprobed.manifest.probes) == (True, False)
+    assert probed.scorer.splits_on() & set(PROBE_FEATURES)
+    assert not unprobed.scorer.splits_on() & set(PROBE_FEATURES)
+    assert unprobed.manifest.threshold_grid != probed.manifest.threshold_grid
+    assert other.tasks["sql"].reliability.brier > report.tasks["sql"].reliability.brier  # KL carries the planted truth
 
 
 def test_figures_are_drawn(report: TrainReport) -> None:

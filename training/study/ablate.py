@@ -12,16 +12,16 @@ from typing import Any
 import lightgbm as lgb
 
 from lorazor.features.errors import InputError
-from lorazor.features.schema import FEATURES, PROBE_FEATURES, REQUEST_FEATURES
+from lorazor.features.schema import FEATURES, REQUEST_FEATURES
 from lorazor.training.dataset import Dataset, Tables
-from lorazor.training.learned import fit_lightgbm, lightgbm_policy
+from lorazor.training.learned import UNPROBED, fit_lightgbm, lightgbm_policy
+from lorazor.training.publish import WITHOUT_PROBES
 from lorazor.training.study.cells import Parts, load_parts, rate
 from lorazor.training.study.layout import Cell, Layout
 from lorazor.training.study.policies import Promise, tuned
 from lorazor.training.study.results import Results
 from lorazor.training.study.subsample import subsample
 
-WITHOUT_PROBES = tuple(name for name in FEATURES if name not in PROBE_FEATURES)
 INTERVALS = (4, 8, 16, 32)
 WHOLE = "whole"
 Row = dict[str, Any]
@@ -57,7 +57,7 @@ def learnable(layout: Layout, cells: Iterable[Cell], seed: int, progress: Callab
 def ablated(parts: Parts, known: Mapping[Cell, Dataset], promise: Promise) -> Iterator[Row]:
     """The rows of every variant of one cell, the whole policy first."""
     yield from _rows(WHOLE, parts.data, parts, promise)
-    for name, columns in {"without probes": WITHOUT_PROBES, "request only": REQUEST_FEATURES}.items():
+    for name, columns in {WITHOUT_PROBES: UNPROBED, "request only": REQUEST_FEATURES}.items():
         yield from _rows(name, parts.data, parts, promise, columns)
     for g in INTERVALS:
         yield from _interval_rows(g, parts, promise)
