@@ -6,7 +6,7 @@
         if fits:
             state[place] = s = advance(s, signals[row], probes[row])
             features[row] = features_of(s)
-            due[row] = row if any probe is known else -1
+            due[row] = row if any probe is known (with an interval: if c is a decision step) else -1
 
 A place belongs to the request whose serial number pushed last, so nobody resets it; and a step that does not follow the
 last one, because it was made already or one is missing, is left out whole. Eager calls would be a hundred launches.
@@ -159,6 +159,7 @@ def _window_kernel(
     STATE: tl.constexpr,
     FEATURES: tl.constexpr,
     ROWS: tl.constexpr,
+    INTERVAL: tl.constexpr,
 ):
     """ROWS rows of the batch, each one on its own."""
     o_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -185,7 +186,10 @@ def _window_kernel(
     _put(p_features, 34, tl.math.div_rn(steps, mean_tokens), fits)
     tl.store(p_state + STEPS, steps + 1.0, mask=fits)
     tl.store(owners_ptr + place, serial, mask=fits)
-    tl.store(due_ptr + o_row, tl.where(probed, o_row, -1), mask=listed)
+    is_due = probed
+    if INTERVAL > 0:
+        is_due = fits & ((c == 1) | ((c > 0) & (c % INTERVAL == 0)))
+    tl.store(due_ptr + o_row, tl.where(is_due, o_row, -1), mask=listed)
 
 
 def push(
@@ -198,6 +202,7 @@ def push(
     steps: torch.Tensor,
     requests: torch.Tensor,
     *,
+    interval: int | None = None,
     features: torch.Tensor | None = None,
     due: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -209,11 +214,13 @@ def push(
         places: int32 [n], the row's place in the state, each place once; -1: nobody's, left out.
         serials: int32 [n], not negative, which request it is. steps: int32 [n], c, the output tokens before this step.
         requests: float32 [3, n], the last dimension dense: prompt_tokens, max_tokens, mean_output_tokens.
+        interval: g of a policy without probes.
         features, due: memory for the results, dense.
 
     Returns:
         features: float32 [n, FEATURES] in the order of `features.schema`; not written in rows that were left out.
-        due: int32 [n], the row itself where it was taken in and probed, else -1.
+        due: int32 [n], the row itself where it was taken in and was probed or, with an interval, is at one of its
+            decision steps (features.grid); else -1.
     """
     n = len(signals)
     if features is None:
@@ -237,6 +244,7 @@ def push(
             STATE=STATE,
             FEATURES=FEATURES,
             ROWS=ROWS,
+            INTERVAL=interval or 0,
             num_warps=1,
             enable_fp_fusion=False,
         )

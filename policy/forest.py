@@ -56,7 +56,8 @@ class Forest:
     def is_split(self) -> npt.NDArray[np.bool_]:
         """bool [nodes]: no leaf, which is its own child."""
         own_place = np.arange(len(self.child)) - np.repeat(self.first[:-1], np.diff(self.first))
-        return self.child != own_place
+        found: npt.NDArray[np.bool_] = self.child != own_place
+        return found
 
 
 def parse_forest(model_txt: str, features: Sequence[str]) -> Forest:

@@ -11,6 +11,7 @@ rank to rank (`admissions`). What a rank runs, boundaries and probes, follows fr
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
+from itertools import compress
 from threading import RLock
 from typing import Any
 
@@ -39,6 +40,7 @@ class ReleaseCore:
         decides: whether this rank does.
 
     Attributes:
+        probes: whether decisions want probes; without them they rest on what the adapter's own steps show.
         lock: for callers in several threads; steps that overlap are read in another one than they are launched in.
         reports: every live request, and what the endpoints tell of it and of recent ones.
         followed: the live requests that the policy may still release; None without a policy.
@@ -48,6 +50,7 @@ class ReleaseCore:
         self.config, self.artifact, self.decides = config, artifact, decides
         self.lock = RLock()
         self.probe_interval = artifact.manifest.probe_interval if artifact else config.probe_interval
+        self.probes = artifact is None or artifact.manifest.probes
         self.rule = ReleaseRule(self.probe_interval)
         self.recorder, self.counters, self.reports = Recorder(), Counters(), ReportBook()
         self.arms = Arms(config, artifact, self.counters)
@@ -65,7 +68,7 @@ class ReleaseCore:
         # Now, not with the prompt's first token: where steps overlap, the next step is launched before that is read.
         if self.decides:
             self._decide([(one.request_id, 0) for one in new])
-            self._probed.update(one.request_id for one in new if self.wants_signals(one.request_id))
+            self._probed.update(i.request_id for i in new if self.probes and self.wants_signals(i.request_id))
 
     def _admit(self, new: Admitted) -> None:
         request_id, choice = new.request_id, self.arms.choose(new)
@@ -148,8 +151,8 @@ class ReleaseCore:
         wanted: NDArray[np.bool_] = places >= 0
         return wanted | np.array([i in self.recorder for i in ids], np.bool_) if self.config.record else wanted
 
-    def may_probe(self, steps: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """Where `wants_probe` may say so [n]: at decision steps."""
+    def may_decide(self, steps: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+        """Where decisions may fall [n], and probes if they want any: at decision steps."""
         g = self.probe_interval
         return np.zeros(len(steps), np.bool_) if g is None else is_decision_step_of_each(steps, g)
 
@@ -164,14 +167,13 @@ class ReleaseCore:
         self.recorder.push(sampled.ids, sampled.tokens, sampled.signals, sampled.probes)
         if self.followed is not None:
             self.followed.push(sampled.ids, sampled.signals, sampled.probes)
-        unprobed = sampled.probes.isnan().all(dim=1).tolist()
-        probed = {i for i, missing in zip(sampled.ids, unprobed, strict=True) if not missing}
-        self._observe(sampled.ids, sampled.steps, probed, None)
+        seen = ~sampled.probes.isnan().all(dim=1) | (not self.probes)
+        self._observe(sampled.ids, sampled.steps, set(compress(sampled.ids, seen.tolist())), None)
 
     def observe_scores(self, ids: Sequence[str], steps: NDArray[np.integer[Any]], scores: Mapping[str, float]) -> None:
         """Take in the sampled rows of a step, c of each, int [n], whose windows are on a device, and decide.
 
-        `scores` are those of the probed rows; NaN where the device could give none.
+        `scores` are those of the rows that are due, and probed if need be; NaN where the device could give none.
         """
         self._observe(ids, steps, scores.keys(), scores)
 
@@ -179,12 +181,12 @@ class ReleaseCore:
         self,
         ids: Sequence[str],
         steps: NDArray[np.integer[Any]],
-        probed: Container[str],
+        seen: Container[str],
         scores: Mapping[str, float] | None,
     ) -> None:
-        at = np.flatnonzero(self.may_probe(steps))
+        at = np.flatnonzero(self.may_decide(steps))
         due = [(ids[k], int(steps[k])) for k in at if self._is_followed(ids[k])]
-        ready = [(i, c) for i, c in due if i in probed]
+        ready = [(i, c) for i, c in due if i in seen]
         if len(ready) < len(due):
             self.counters.add_failures("missing_probe", len(due) - len(ready))
         self._decide(ready, scores)

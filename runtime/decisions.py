@@ -74,13 +74,17 @@ class Decisions:
         ids = list(batch.req_ids)
         prompt = self.req_states.prompt_len.np[batch.idx_mapping_np[: len(ids)]]
         steps = batch.num_computed_tokens_np[: len(ids)] + batch.num_scheduled_tokens[: len(ids)] - prompt
-        probed = {i: row for i, (row, _) in self._probed.rows.items()} if self._probed is not None else {}
-        pending = Pending(ids, steps, probed, None)
+        pending = Pending(ids, steps, self._due(ids, places, steps), None)
         try:
             return replace(pending, home=self._outcome(places, steps, tokens[:, 0]))
         except Exception:
             self._tell("signals failed")
             return pending
+
+    def _due(self, ids: list[str], places: NDArray[np.int32], steps: NDArray[np.integer[Any]]) -> dict[str, int]:
+        if not self.core.probes:
+            return {ids[k]: int(k) for k in np.flatnonzero((places >= 0) & self.core.may_decide(steps))}
+        return {i: row for i, (row, _) in self._probed.rows.items()} if self._probed is not None else {}
 
     def _outcome(
         self, places: NDArray[np.int32], steps: NDArray[np.integer[Any]], tokens: torch.Tensor
@@ -135,4 +139,4 @@ class Decisions:
             self.core.observe(Sampled(ids, steps, tokens, signals, probes))
             return
         scores = home[0].numpy() if home else ()
-        self.core.observe_scores(ids, steps, {i: float(scores[row]) for i, row in pending.probed.items() if home})
+        self.core.observe_scores(ids, steps, {i: float(scores[row]) for i, row in pending.due.items() if home})

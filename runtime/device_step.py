@@ -31,14 +31,16 @@ class DeviceStep:
 
     Args:
         like: logits [any, V] of the model's dtype.
+        probes: whether any step will have some.
 
     Attributes:
         graphs: by (rows, pairs); they hold the policy that `start` was given.
     """
 
-    def __init__(self, max_rows: int, like: torch.Tensor) -> None:
+    def __init__(self, max_rows: int, like: torch.Tensor, probes: bool = True) -> None:
         self.rows = rows = -(-max_rows // 4) * 4
-        self._pair_sizes = sorted({0, min(FEW_PAIRS, rows // 2), rows // 2, rows})
+        self._pair_sizes = sorted({0, min(FEW_PAIRS, rows // 2), rows // 2}) if probes else [0]
+        self._most_pairs = rows if probes else 0
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._graphs_policy: DevicePolicy | None = None
         self._found = torch.zeros(rows * (_SCORE + _SIGNALS + _PROBES), dtype=torch.float32, device=like.device)
@@ -67,7 +69,7 @@ class DeviceStep:
     def start(self, policy: DevicePolicy | None) -> None:
         """Compile every kernel, which must not be in the middle of an answer, and capture the graphs."""
         self._staging.send(StepPlan(()))
-        self._launch(self.rows, self.rows, policy)
+        self._launch(self.rows, self._most_pairs, policy)
         if self.device.type == "cuda":
             # The base's own logits are another argument, but no other kernel.
             try:
@@ -78,7 +80,7 @@ class DeviceStep:
 
     def _capture(self, policy: DevicePolicy | None) -> None:
         self._graphs_policy = policy
-        for rows, pairs in product({self._row_size(k) for k in range(1, self.rows + 1)}, self._pair_sizes[:-1]):
+        for rows, pairs in product({self._row_size(k) for k in range(1, self.rows + 1)}, self._pair_sizes):
             graph = torch.cuda.CUDAGraph()
             # Thread-local: other threads may pin memory meanwhile, as swapping adapters does.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -113,18 +115,19 @@ class DeviceStep:
             base: the base's logits [m, V] for the plan's probes; None: they were kept with the others.
 
         Returns:
-            With a policy: its scores float64 [n], NaN where a row was not probed; nothing if none was. Without:
+            With a policy: its scores float64 [n], NaN where none was due; nothing if none can be. Without:
             signals float32 [n, 4] and probes float32 [n, 5], NaN in rows that the plan has not.
         """
         self._tokens[: len(tokens)].copy_(tokens)
         self._staging.send(plan, [row for _, row in plan.pairs] if base is None else ())
-        size = self._row_size(kept), next(size for size in self._pair_sizes if size >= len(plan.pairs))
+        few = next((size for size in self._pair_sizes if size >= len(plan.pairs)), self._most_pairs)
+        size = self._row_size(kept), few
         graph = self.graphs.get(size) if base is None and policy is self._graphs_policy else None
         if graph is not None:
             graph.replay()
         else:
             self._launch(*size, policy, base)
-        return self._fetch(len(tokens), bool(plan.pairs), policy is not None)
+        return self._fetch(len(tokens), _may_score(policy, len(plan.pairs)), policy is not None)
 
     def _launch(self, rows: int, pairs: int, policy: DevicePolicy | None, base: torch.Tensor | None = None) -> None:
         lists, logits, summary = self._staging.lists, self._logits, self._summary
@@ -145,15 +148,19 @@ class DeviceStep:
             )
         if policy is not None:
             signals, probes, windows = self._signals[:rows], self._probes[:rows], lists[WINDOWS:, :rows]
-            policy.score(signals, probes, windows, self._scores[:rows] if pairs else None)
+            policy.score(signals, probes, windows, self._scores[:rows] if _may_score(policy, pairs) else None)
 
-    def _fetch(self, n: int, probed: bool, scored: bool) -> tuple[torch.Tensor, ...]:
-        if scored:
-            return (self._staging.fetch(0, n * _SCORE).view(torch.float64),) if probed else ()
+    def _fetch(self, n: int, scored: bool, by_policy: bool) -> tuple[torch.Tensor, ...]:
+        if by_policy:
+            return (self._staging.fetch(0, n * _SCORE).view(torch.float64),) if scored else ()
         start = self.rows * _SCORE
         home = self._staging.fetch(start, len(self._found))
         signals, probes = torch.split(home, [self.rows * _SIGNALS, self.rows * _PROBES])
         return signals.view(self.rows, -1)[:n], probes.view(self.rows, -1)[:n]
+
+
+def _may_score(policy: DevicePolicy | None, pairs: int) -> bool:
+    return policy is not None and (pairs > 0 or policy.interval is not None)
 
 
 def start_device_policy(core: ReleaseCore, step: DeviceStep) -> DevicePolicy | None:
@@ -163,7 +170,8 @@ def start_device_policy(core: ReleaseCore, step: DeviceStep) -> DevicePolicy | N
     """
     if core.artifact is not None and core.followed is not None:
         try:
-            policy = DevicePolicy(core.artifact.scorer.forest(), core.followed.capacity, step.rows, step.device)
+            forest, interval = core.artifact.scorer.forest(), None if core.probes else core.probe_interval
+            policy = DevicePolicy(forest, core.followed.capacity, step.rows, step.device, interval)
             step.start(policy)
             return policy
         except Exception:

@@ -14,15 +14,16 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 @dataclass(frozen=True)
 class Pending:
-    """A step whose tokens the host does not have yet: requests, c of each, the rows of those probed, what comes home.
+    """A step whose tokens the host does not have yet: requests, c of each, whose scores are due, what comes home.
 
-    That is scores float64 [n] where the policy is on the device, else signals and probes; empty where nobody asks, None
-    where it was lost.
+    Due, each with its row, are the requests that were probed or, where the policy has no probes, all that it follows
+    and that are at a decision step. What comes home is scores float64 [n] where the policy is on the device, else
+    signals and probes; empty where nobody asks, None where it was lost.
     """
 
     ids: list[str]
     steps: NDArray[np.integer[Any]]
-    probed: dict[str, int]
+    due: dict[str, int]
     home: tuple[torch.Tensor, ...] | None
 
 

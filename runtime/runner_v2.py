@@ -60,7 +60,7 @@ class ReleaseRunner(Decisions, Unloading, ShadowRows, ActiveLoras, StockRunner):
         """Before vLLM measures the memory: what it does not see in its own trial it must be told."""
         config = self.model_config
         logits = torch.zeros(1, config.get_vocab_size(), dtype=config.head_dtype, device=self.device)
-        self.device_step = DeviceStep(self.max_num_reqs, logits)
+        self.device_step = DeviceStep(self.max_num_reqs, logits, self.core.probes)
         self.model_memory_usage += self.device_step.nbytes
         self.device_policy = start_device_policy(self.core, self.device_step)
 
@@ -145,7 +145,7 @@ class ReleaseRunner(Decisions, Unloading, ShadowRows, ActiveLoras, StockRunner):
         computed = table.num_computed_tokens_np[places]
         kept = self.lora_state.plan(ids, places, counts, computed)
         steps = computed + 1 - table.prompt_len.np[places]
-        one_token = np.flatnonzero((counts == 1) & (kept == 1) & self.core.may_probe(steps))
+        one_token = np.flatnonzero((counts == 1) & (kept == 1) & self.core.may_decide(steps))
         self._plan_probes(scheduler_output, {ids[k] for k in one_token if self.core.wants_probe(ids[k], int(steps[k]))})
         self.core.counters.add("lorazor_active_rows", int((kept > 0).sum()))
         self.core.counters.add("lorazor_rows", int((self.lora_state.lora_ids[places] > 0).sum()))

@@ -35,7 +35,7 @@ def prepare(vllm_config: Any) -> None:
     _name_worker(vllm_config.parallel_config)
     _name_scheduler(vllm_config)
     if config.policy is not None:
-        make_room(vllm_config)
+        make_room(vllm_config, config.policy)
 
 
 def _name_worker(parallel: Any) -> None:

@@ -1,8 +1,8 @@
 """Room for shadow rows (see shadow.py): the worker is built for more rows and tokens than the scheduler may use, and
 for scratch blocks that the scheduler does not know of.
 
-Only where a policy is loaded on model runner V2. What users set, and what they see, stays theirs: the rows that run at
-once, the tokens of a step, and the number of KV blocks but for the few that the scratch blocks take.
+Only where a policy with probes is loaded on model runner V2. What users set, and what they see, stays theirs: the rows
+that run at once, the tokens of a step, and the number of KV blocks but for the few that the scratch blocks take.
 """
 
 from __future__ import annotations
@@ -22,13 +22,20 @@ def shadow_rows(vllm_config: Any) -> int:
     return int(additional.get(KEY, 0)) if isinstance(additional, dict) else 0
 
 
-def make_room(vllm_config: Any) -> None:
-    """Widen the engine by the shadows' rows; the scheduler takes them off again (`leave_room`)."""
-    if not getattr(vllm_config, "use_v2_model_runner", False) or shadow_rows(vllm_config):
+def make_room(vllm_config: Any, policy: str) -> None:
+    """Widen the engine by the shadows' rows, by none if the policy has no probes; the scheduler takes them off again
+    (`leave_room`).
+
+    Raises:
+        InputError: the policy cannot be read.
+    """
+    from lorazor.policy.artifact import read_manifest
+
+    if not getattr(vllm_config, "use_v2_model_runner", False) or KEY in vllm_config.additional_config:
         return
     scheduler, graphs = vllm_config.scheduler_config, vllm_config.compilation_config
     most = scheduler.max_num_seqs
-    rows = min(most, MOST_SHADOWS)
+    rows = min(most, MOST_SHADOWS) if read_manifest(policy).probes else 0
     vllm_config.additional_config = {**vllm_config.additional_config, KEY: rows}
     scheduler.max_num_seqs += rows
     scheduler.max_num_batched_tokens += rows

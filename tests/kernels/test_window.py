@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lorazor.features.grid import is_decision_step
 from lorazor.features.schema import FEATURES
 from lorazor.features.window import Window
 from tests.kernels.cases import EXAMPLES
@@ -26,10 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 class Fused:
     """The kernel over memory full of rubbish."""
 
-    def __init__(self, capacity: int, device: str) -> None:
+    def __init__(self, capacity: int, device: str, interval: int | None = None) -> None:
         from lorazor.kernels import window
 
-        self.kernel, self.device = window, device
+        self.kernel, self.device, self.interval = window, device, interval
         self.state = torch.full((capacity, window.STATE), 7.0, device=device)
         self.owners = torch.full((capacity,), -1, dtype=torch.int32, device=device)
 
@@ -39,7 +40,8 @@ class Fused:
         """Features on the CPU, and the rows that are due."""
         lists = [torch.tensor(v, dtype=torch.int32, device=self.device) for v in (places, serials, steps)]
         lists.append(torch.tensor(REQUEST, device=self.device)[:, None].repeat(1, len(x)))
-        features, due = self.kernel.push(self.state, self.owners, x.to(self.device), y.to(self.device), *lists)
+        values = x.to(self.device), y.to(self.device)
+        features, due = self.kernel.push(self.state, self.owners, *values, *lists, interval=self.interval)
         return features.cpu(), due.tolist()
 
 
@@ -72,6 +74,19 @@ def test_features_are_the_windows_to_the_last_bit(device: str, seed: int, n: int
         features, due = fused.push(x, y, places, serials, [c] * n)
         same(features, window.features(rows))
         assert due == [k if probed else -1 for k, probed in enumerate((~y.isnan().all(1)).tolist())]
+
+
+@pytest.mark.parametrize("interval", [1, 3, 16])
+def test_without_probes_decision_steps_are_due(device: str, interval: int) -> None:
+    """Of a step that is taken in, probed or not; features are the same."""
+    rng = np.random.default_rng(0)
+    fused, probed = Fused(2, device, interval), Fused(2, device)
+    for c in range(34):
+        x, y = draw(rng, 2)
+        features, due = fused.push(x, y, [1, -1], [0, 0], [c, c])
+        assert due == [0 if is_decision_step(c, interval) else -1, -1]
+        same(features[:1], probed.push(x, y, [1, -1], [0, 0], [c, c])[0][:1])
+        assert fused.push(x, y, [1, -1], [0, 0], [c, c])[1] == [-1, -1]
 
 
 def test_only_the_next_step_is_taken_in(device: str) -> None:
@@ -112,7 +127,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from lorazor.kernels import window
 integers = ("owners_ptr", "places_ptr", "serials_ptr", "steps_ptr", "due_ptr")
-sizes = {name: getattr(window, name) for name in ("STATE", "FEATURES", "ROWS")}
+sizes = {name: getattr(window, name) for name in ("STATE", "FEATURES", "ROWS")} | {"INTERVAL": 16}
 types = dict.fromkeys(integers, "*i32") | dict.fromkeys(("n_rows", "stride"), "i32") | dict.fromkeys(sizes, "constexpr")
 signature = {name: types.get(name, "*fp32") for name in window._window_kernel.arg_names}
 source = triton.compiler.ASTSource(window._window_kernel, signature, sizes)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightgbm
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from lorazor.features.schema import FEATURES, SCHEMA_HASH
+from lorazor.features.schema import FEATURES, PROBE_FEATURES, SCHEMA_HASH
 from lorazor.policy.artifact import Artifact, save_artifact
 from lorazor.policy.fingerprint import fingerprint
 from lorazor.policy.manifest import AdapterEntry, Manifest, TaskPolicy
@@ -21,29 +23,41 @@ PROBE_INTERVAL = 4
 
 def safe_from_step(step: int, seed: int = 0) -> str:
     """A model's text: its score is high from decision step `step` on, low before and at admission (step 0)."""
+    return safe_from("step", np.arange(64), step, seed)
+
+
+def safe_from(feature: str, values: Sequence[float] | npt.NDArray[Any], least: float, seed: int = 0) -> str:
+    """A model's text: its score is high where the feature, drawn from `values`, is at least this; no probe counts."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(4000, len(FEATURES)))
-    at = FEATURES.index("step")
-    x[:, at] = rng.integers(0, 64, len(x))
+    x[:, [FEATURES.index(name) for name in PROBE_FEATURES]] = np.nan
+    at = FEATURES.index(feature)
+    x[:, at] = rng.choice(values, len(x))
     params = {"objective": "binary", "verbose": -1, "num_leaves": 4, "min_data_in_leaf": 20, "num_threads": 1}
-    data = lightgbm.Dataset(x, (x[:, at] >= step).astype(int), feature_name=list(FEATURES))
+    data = lightgbm.Dataset(x, (x[:, at] >= least).astype(int), feature_name=list(FEATURES))
     return str(lightgbm.train(params, data, num_boost_round=50).model_to_string())
 
 
-def make_policy(folder: Path, tiny: Tiny, model: str, threshold: float | None = 0.9) -> str:
+def make_policy(folder: Path, tiny: Tiny, model: str, threshold: float | None = 0.9, probes: bool = True) -> str:
     """An artifact that knows adapters a and b; the task "open" has the threshold, "closed" none."""
     prints = {name: fingerprint(tiny.adapters[name]) for name in "ab"}
-    return str(save_policy(folder, model, fingerprint(tiny.base), prints, threshold).path)
+    return str(save_policy(folder, model, fingerprint(tiny.base), prints, threshold, probes).path)
 
 
 def save_policy(
-    folder: Path, model: str, base: str, adapters: dict[str, str], threshold: float | None = 0.9
+    folder: Path,
+    model: str,
+    base: str,
+    adapters: dict[str, str],
+    threshold: float | None = 0.9,
+    probes: bool = True,
 ) -> Artifact:
     """An artifact that knows adapters by these fingerprints."""
     manifest = Manifest(
         schema_hash=SCHEMA_HASH,
         features=list(FEATURES),
         probe_interval=PROBE_INTERVAL,
+        probes=probes,
         base_fingerprint=base,
         adapters=[AdapterEntry(name=name, fingerprint=print_, task="open") for name, print_ in adapters.items()],
         tasks={

@@ -19,6 +19,7 @@ from tests.kernels.conftest import device  # noqa: F401 (before vLLM, which impo
 
 # isort: split
 from lorazor.features import signals as reference
+from lorazor.features.grid import is_decision_step
 from lorazor.features.offline import decision_features
 from lorazor.features.schema import FEATURES, SCHEMA_HASH
 from lorazor.policy.artifact import Artifact, save_artifact
@@ -29,7 +30,7 @@ from lorazor.runtime.core_values import Admitted, Sampled
 from lorazor.runtime.counters import FAILURES
 from lorazor.runtime.scoring import Followed
 from tests.policy.conftest import train as train_policy
-from tests.runtime.policies import make_policy, safe_from_step
+from tests.runtime.policies import make_policy, safe_from, safe_from_step
 from tests.runtime.tiny import ON_V2, Ask, Tiny, engine, prompt, released_at, run, worker
 
 VOCAB, MOST, G = 300, 8, 3
@@ -41,16 +42,28 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """A small model of the real schema, which releases about every second time it is asked."""
+    return saved(tmp_path_factory, str(train_policy(rounds=20).model_to_string()), probes=True)
+
+
+@pytest.fixture(scope="module")
+def unprobed(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """Without probes: it releases where a step's own entropy is high."""
+    return saved(tmp_path_factory, safe_from("entropy", np.linspace(0, 6, 500), 5.0), probes=False)
+
+
+def saved(tmp_path_factory: pytest.TempPathFactory, model: str, probes: bool) -> Artifact:
+    """An artifact in a folder of its own."""
     manifest = Manifest(
         schema_hash=SCHEMA_HASH,
         features=list(FEATURES),
         probe_interval=G,
+        probes=probes,
         base_fingerprint=PRINT,
         adapters=[AdapterEntry(name="a", fingerprint=PRINT, task="t")],
         tasks={"t": TaskPolicy(threshold=0.5, mean_output_tokens=20.5)},
     )
     folder = Path(tmp_path_factory.mktemp("policy")) / "artifact"
-    return save_artifact(folder, manifest, str(train_policy(rounds=20).model_to_string()))
+    return save_artifact(folder, manifest, model)
 
 
 def core_of(artifact: Artifact, capacity: int = MOST) -> ReleaseCore:
@@ -70,7 +83,7 @@ def step_of(core: Any, device: str) -> tuple[Any, Any]:
     """Its step and its policy on the device."""
     from lorazor.runtime.device_step import DeviceStep, start_device_policy
 
-    step = DeviceStep(MOST, torch.zeros(1, VOCAB, device=device))
+    step = DeviceStep(MOST, torch.zeros(1, VOCAB, device=device), core.probes)
     policy = start_device_policy(core, step)
     assert policy is not None
     return step, policy
@@ -146,7 +159,7 @@ def test_any_course_of_events(artifact: Artifact, device: str, seed: int) -> Non
 
     rng = np.random.default_rng(seed)
     followed = Followed(artifact, 4, 5.0, lambda why: None)
-    _, policy = step_of(SimpleNamespace(artifact=artifact, followed=followed), device)
+    _, policy = step_of(SimpleNamespace(artifact=artifact, followed=followed, probes=True), device)
     live: dict[str, int] = {}
     past: dict[str, list[torch.Tensor]] = {}
     found: dict[tuple[str, int], tuple[torch.Tensor, float]] = {}
@@ -220,6 +233,36 @@ def test_the_hosts_decisions(artifact: Artifact, device: str, seed: int) -> None
     assert reasons == [{"capacity", "missing_probe"}, {"capacity", "missing_probe", "nan"}]
     assert host.rule.released("r2") is None
     assert any(host.rule.released(i) for i in ids)
+
+
+def test_the_hosts_decisions_without_probes(unprobed: Artifact, device: str) -> None:
+    """Every decision step has scores, no other step and no step made again has; broken logits count as missing."""
+    rng = np.random.default_rng(0)
+    host, on_device = core_of(unprobed), core_of(unprobed)
+    step, policy = step_of(on_device, device)
+    ids = [f"r{k}" for k in range(MOST)]
+    for k, request_id in enumerate(ids):
+        for core in (host, on_device):
+            core.admit(admitted(request_id, 0.3 + 0.08 * k))
+    for c in range(16):
+        x, _, tokens = draw_logits(rng, MOST, device)
+        x *= torch.tensor(rng.uniform(0.05, 2.0, (MOST, 1)), dtype=x.dtype, device=device)  # not always as sure
+        x[2] = math.nan
+        plan, steps = plan_of(on_device.followed, ids, [c] * MOST, []), np.full(MOST, c)
+        followed = [i in on_device.followed for i in ids]  # type: ignore[operator]
+        kept = step.keep(x)
+        signals, probes = step.run(kept, tokens, plan)
+        (found,) = (scores.clone() for scores in step.run(kept, tokens, plan, policy=policy))
+        (again,) = step.run(kept, tokens, plan, policy=policy)
+        settle(device)
+        assert again.isnan().all()
+        assert (~found.isnan()).tolist() == [known and is_decision_step(c, G) for known in followed]
+        on_device.observe_scores(ids, steps, {i: float(found[k]) for k, i in enumerate(ids) if followed[k]})
+        host.observe(Sampled(ids, steps, tokens.cpu(), signals, probes))
+        assert on_device.take_step().released == host.take_step().released
+        assert not any(on_device.wants_probe(i, c) for i in ids)
+    assert not any(name == FAILURES for core in (host, on_device) for name, _, _ in core.counters.totals())
+    assert len({host.rule.released(i) for i in ids}) > 2
 
 
 def test_a_policy_that_does_not_fit_stays_on_the_host(

@@ -42,6 +42,12 @@ def scheduling(asked: Any) -> tuple[str, bool]:
     return asked.scheduler_config.scheduler_cls, asked.scheduler_config.async_scheduling
 
 
+@pytest.fixture(autouse=True)
+def policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any policy is there, and has probes."""
+    monkeypatch.setattr("lorazor.policy.artifact.read_manifest", lambda ref: SimpleNamespace(probes=True))
+
+
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's platform is not a CPU."""

@@ -20,13 +20,21 @@ def config(most: int, sizes: list[int] | None = None, v2: bool = True) -> Any:
     )
 
 
+@pytest.fixture(autouse=True)
+def policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies by name: "p" has probes, "unprobed" has none."""
+    monkeypatch.setattr(
+        "lorazor.policy.artifact.read_manifest", lambda ref: SimpleNamespace(probes={"p": True, "unprobed": False}[ref])
+    )
+
+
 @pytest.mark.parametrize(("most", "rows"), [(1, 1), (20, 20), (128, 128), (1024, 128)])
 def test_widened_once(most: int, rows: int) -> None:
     """A second call, as in the engine's process, changes nothing; the caller's own settings stay as they are."""
     made = config(most)
     settings = made.additional_config
     for _ in range(2):
-        make_room(made)
+        make_room(made, "p")
         assert shadow_rows(made) == rows
         assert made.scheduler_config.max_num_seqs == most + rows
         assert made.scheduler_config.max_num_batched_tokens == 8192 + rows
@@ -36,8 +44,19 @@ def test_widened_once(most: int, rows: int) -> None:
 def test_not_on_v1() -> None:
     """There a probe is no row."""
     made = config(16, [1, 2, 4, 8, 16], v2=False)
-    make_room(made)
+    make_room(made, "p")
     assert (made, shadow_rows(made)) == (config(16, [1, 2, 4, 8, 16], v2=False), 0)
+
+
+def test_not_without_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy without probes leaves the engine as it is, and is looked at once."""
+    made = config(16, [1, 2, 4, 8, 16])
+    make_room(made, "unprobed")
+    monkeypatch.undo()
+    make_room(made, "unprobed")
+    before = config(16, [1, 2, 4, 8, 16])
+    assert shadow_rows(made) == 0
+    assert (made.scheduler_config, made.compilation_config) == (before.scheduler_config, before.compilation_config)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +72,7 @@ def test_not_on_v1() -> None:
 def test_graphs_reach_a_full_batch_with_its_shadows(most: int, sizes: list[int], wanted: list[int]) -> None:
     """Sizes are added only where a full batch would fall out of its graph."""
     made = config(most, sizes)
-    make_room(made)
+    make_room(made, "p")
     assert made.compilation_config.cudagraph_capture_sizes == wanted
     assert made.compilation_config.max_cudagraph_capture_size == max(wanted, default=0)
 
@@ -62,7 +81,7 @@ def test_graphs_reach_a_full_batch_with_its_shadows(most: int, sizes: list[int],
 def test_the_scheduler_is_held_to_the_users_limits(asked: int, wanted: int) -> None:
     """To the tokens of a step, or to fewer where the user said so; without room, nothing changes."""
     made = config(128)
-    make_room(made)
+    make_room(made, "p")
     built = SimpleNamespace(
         vllm_config=made,
         scheduler_config=made.scheduler_config,
