@@ -6,7 +6,7 @@ PACKAGES := features kernels policy runtime training
 BIN := .venv/bin
 HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 # What must hold on either model runner of vLLM: the second run is on V2, interpreted (tests/runtime/v2_on_cpu.py).
-BATTERY := $(addprefix tests/runtime/test_,release.py slots.py slot_images.py probe.py policy.py identity.py shadow.py fairness.py soak.py)
+BATTERY := $(addprefix tests/runtime/test_,release.py slots.py slot_images.py probe.py policy.py unprobed.py identity.py shadow.py fairness.py soak.py)
 ENGINE := $(if $(HAS_GPU),gpu,cpu)
 
 .PHONY: install demo test test-gpu soak check links format clean

@@ -20,7 +20,7 @@ import torch
 from engines import provenance, run_tests, write_rows
 from kernel_paths import alternate, spread
 
-from lorazor.features.schema import FEATURES
+from lorazor.features.schema import FEATURES, PROBE_FEATURES
 from lorazor.kernels.forest import Forest, pack, score
 from lorazor.policy.scorer import Scorer
 
@@ -35,10 +35,13 @@ def random_rows(rng: np.random.Generator, n: int) -> np.ndarray:
     return rows
 
 
-def make_scorer_text(trees: int = 200, leaves: int = 31) -> str:
-    """A model on noisy labels that many features decide, so that trees grow deep and unlike each other."""
+def make_scorer_text(trees: int = 200, leaves: int = 31, probes: bool = True) -> str:
+    """A model on noisy labels that many features decide, so that trees grow deep and unlike each other; on probes' or
+    without them."""
     rng = np.random.default_rng(0)
     rows = random_rows(rng, 20_000)
+    if not probes:
+        rows[:, [FEATURES.index(name) for name in PROBE_FEATURES]] = np.nan
     labels = np.nan_to_num(rows) @ rng.normal(size=len(FEATURES)) + 4 * rng.normal(size=len(rows)) > 0
     data = lightgbm.Dataset(rows, labels, feature_name=list(FEATURES))
     params = {"objective": "binary", "num_leaves": leaves, "learning_rate": 0.05, "verbose": -1, "seed": 0}

@@ -16,7 +16,8 @@ live on the GPU at the same time. Loads:
 Arms: `stock`; `stock, no plugin` (LoRazor is not even imported); `stock, best` (the tile sizes of
 benchmarks/stock_configs, and `--stock-loras` slots); `never` (LoRazor, nobody released); `released` (the same engine;
 `--never` of the requests keep their adapter, the others let go at a step uniform on [1, share x output]); `policy` (an
-engine that probes every `--interval` tokens and scores, and releases nobody); `base` (the LoRazor engine, requests
+engine that probes every `--interval` tokens and scores, and releases nobody); `unprobed` (as `policy`, but the policy
+has no probes: it scores as often); `base` (the LoRazor engine, requests
 without an adapter).
 """
 
@@ -48,6 +49,7 @@ ARMS = {
     "never": "ours",
     "released": "ours",
     "policy": "policy",
+    "unprobed": "unprobed",
 }
 
 
@@ -96,8 +98,9 @@ def start_engines(scratch: Path, options: argparse.Namespace, arms: list[str]) -
         settings = engine_options(base, options, slots_of(options, kind))
         if kind == "ours":
             settings["additional_config"] = {"lorazor": {}}
-        if kind == "policy":
-            policy = make_policy(scratch / "policy", base, folders, options.interval, options.output)
+        if kind in ("policy", "unprobed"):
+            asked = options.interval, options.output, kind == "policy"
+            policy = make_policy(scratch / kind, base, folders, *asked)
             settings["additional_config"] = {"lorazor": {"policy": str(policy)}}
         environment = {"best": {"VLLM_TUNED_CONFIG_FOLDER": str(TUNED)}, "bare": {"VLLM_PLUGINS": ""}}.get(kind)
         log = options.out.with_name(f"{options.out.stem}-{kind}.log")

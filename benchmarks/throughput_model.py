@@ -70,15 +70,18 @@ def make_adapter(folder: Path, rank: int, device: str = "cuda") -> Path:
     return folder
 
 
-def make_policy(folder: Path, base: Path, adapters: list[Path], interval: int, output: int) -> Path:
-    """A policy of 200 trees that asks for probes and never releases anybody."""
+def make_policy(
+    folder: Path, base: Path, adapters: list[Path], interval: int, output: int, probes: bool = True
+) -> Path:
+    """A policy of 200 trees that asks for probes, or does without, and never releases anybody."""
     manifest = Manifest(
         schema_hash=SCHEMA_HASH,
         features=list(FEATURES),
         probe_interval=interval,
+        probes=probes,
         base_fingerprint=fingerprint(base),
         adapters=[AdapterEntry(name=path.name, fingerprint=fingerprint(path), task="any") for path in adapters],
         tasks={"any": TaskPolicy(threshold=1.0, mean_output_tokens=float(output))},
     )
-    save_artifact(folder, manifest, make_scorer_text())
+    save_artifact(folder, manifest, make_scorer_text(probes=probes))
     return folder

@@ -17,7 +17,7 @@ part kernels tests/features tests/kernels tests/runtime/test_{device_policy,devi
 part graphs tests/runtime/test_gpu_kernels.py
 part gpus tests/runtime/test_{gpu_swaps,tensor_parallel}.py
 first=(tests/runtime/test_{release,slots,slot_images,fairness}.py)
-second=(tests/runtime/test_{probe,policy,identity,shadow}.py)
+second=(tests/runtime/test_{probe,policy,unprobed,identity,shadow}.py)
 export VLLM_USE_V2_MODEL_RUNNER=0
 part v1-first "${first[@]}"
 part v1-second "${second[@]}"

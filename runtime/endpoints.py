@@ -28,7 +28,7 @@ router = APIRouter(prefix="/lorazor", tags=["lorazor"])
 
 @router.get("/status")
 async def status(request: Request) -> dict[str, Any]:
-    """Versions, the policy in force (tasks, thresholds, guarantees, probe interval, pins) and the counts so far."""
+    """Versions, the policy in force (tasks, thresholds, guarantees, probes and g, pins) and the counts so far."""
     _authorize(request)
     workers = await _ask_workers(request, "lorazor_status")
     answer = dict(workers[0] or {})

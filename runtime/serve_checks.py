@@ -70,7 +70,7 @@ def _names(names: Iterable[str]) -> str:
 def check_adapters(
     artifact: "Artifact | None", model: str, modules: Mapping[str, str], pinned: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yield a line for each adapter: its task and threshold, or that the policy does not know it.
+    """Yield a line for each adapter: its task and threshold, or that the policy does not know it; and one about probes.
 
     Raises:
         InputError: an adapter folder that is missing or holds no weights, or a policy made for another base.
@@ -81,6 +81,8 @@ def check_adapters(
         yield "no policy: requests release their adapter only where they ask for it (lorazor_release)"
         return
     _check_base(artifact, model)
+    if not artifact.manifest.probes:
+        yield "the policy has no probes: to decide, no row of the base is run"
     for name, path in modules.items():
         known = _what_the_policy_knows(artifact, Path(path).expanduser())
         yield f"adapter {name}: {'pinned, never released' if name in pinned else known}"

@@ -96,6 +96,14 @@ def test_task_without_threshold_says_never(tmp_path: Path, tiny: Tiny) -> None:
     assert line == "adapter a: task open, threshold never"
 
 
+def test_a_policy_without_probes_is_said_to_be_one(tmp_path: Path, tiny: Tiny) -> None:
+    """One line more, before those of the adapters."""
+    artifact = load_artifact(make_policy(tmp_path / "p", tiny, safe_from_step(8), probes=False))
+    probes, adapter = check_adapters(artifact, tiny.base, {"a": tiny.adapters["a"]})
+    assert probes == "the policy has no probes: to decide, no row of the base is run"
+    assert adapter == "adapter a: task open, threshold 0.9"
+
+
 def test_policy_of_another_base(artifact: Artifact, tiny: Tiny) -> None:
     """A policy made for another base is refused with the field and both values."""
     other = artifact.manifest.model_copy(update={"base_fingerprint": "0" * 64})
