@@ -68,7 +68,8 @@ class ReleaseCore:
         # Now, not with the prompt's first token: where steps overlap, the next step is launched before that is read.
         if self.decides:
             self._decide([(one.request_id, 0) for one in new])
-            self._probed.update(i.request_id for i in new if self.probes and self.wants_signals(i.request_id))
+            if self.probes:
+                self._probed.update(one.request_id for one in new if self.wants_signals(one.request_id))
 
     def _admit(self, new: Admitted) -> None:
         request_id, choice = new.request_id, self.arms.choose(new)

@@ -188,8 +188,9 @@ def test_one_collection_may_have_to_do(tmp_path: Path, capsys: pytest.CaptureFix
     tune = ["tune", policy, folder, "--max-drop", "0.1"]
     assert main(["train", folder, policy, "--no-mlflow", "--leave-out", "1.5"]) == 2
     assert "at least 0 and below 1, got 1.5" in capsys.readouterr().err
-    assert main(["train", folder, policy, "--no-mlflow", "--leave-out", "0.5"]) == 0
+    assert main(["train", folder, policy, "--no-mlflow", "--leave-out", "0.5", "--without-probes"]) == 0
     seen = len(load_artifact(policy).manifest.trained_on)
+    assert not load_artifact(policy).manifest.probes
     assert 400 < seen < 500
     assert main(tune) == 2
     assert main([*tune, "--unseen-only"]) == 0
