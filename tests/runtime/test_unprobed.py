@@ -21,6 +21,7 @@ from lorazor.runtime.counters import FAILURES
 from tests.runtime.policies import PROBE_INTERVAL, make_policy, safe_from
 from tests.runtime.tiny import (
     ON_V2,
+    OVERLAP,
     Ask,
     Reference,
     Tiny,
@@ -119,6 +120,7 @@ def test_after_a_preemption(llm: Any, tiny: Tiny, reference: Reference, monkeypa
     for output, ask in zip(outputs, asks, strict=True):
         assert_text(tokens(output), reference, replace(ask, release=released_at(output)))
     assert sum(counts(llm, "lorazor_probes_total").values()) == 0
+    assert set(counts(llm, FAILURES)) <= ({"nan"} if OVERLAP else set())
 
 
 def test_no_room_is_taken(llm: Any) -> None:
