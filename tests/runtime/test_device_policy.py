@@ -111,6 +111,12 @@ def settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def home(numbers: tuple[torch.Tensor, ...], device: str) -> list[torch.Tensor]:
+    """A step's numbers when they are there, kept from the steps after it, which write where they lie."""
+    settle(device)
+    return [x.clone() for x in numbers]
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_signals_are_those_of_torch(device: str, apart: bool) -> None:
     """Listed rows and pairs in any order, the base's rows apart or behind the others; the rest is NaN."""
@@ -251,10 +257,9 @@ def test_the_hosts_decisions_without_probes(unprobed: Artifact, device: str) -> 
         plan, steps = plan_of(on_device.followed, ids, [c] * MOST, []), np.full(MOST, c)
         followed = [i in on_device.followed for i in ids]  # type: ignore[operator]
         kept = step.keep(x)
-        signals, probes = step.run(kept, tokens, plan)
-        (found,) = (scores.clone() for scores in step.run(kept, tokens, plan, policy=policy))
-        (again,) = step.run(kept, tokens, plan, policy=policy)
-        settle(device)
+        signals, probes = home(step.run(kept, tokens, plan), device)
+        (found,) = home(step.run(kept, tokens, plan, policy=policy), device)
+        (again,) = home(step.run(kept, tokens, plan, policy=policy), device)
         assert again.isnan().all()
         assert (~found.isnan()).tolist() == [known and is_decision_step(c, G) for known in followed]
         on_device.observe_scores(ids, steps, {i: float(found[k]) for k, i in enumerate(ids) if followed[k]})
