@@ -19,6 +19,8 @@ from lorazor.training.labels import weight
 from lorazor.training.replay import ReplayTable
 
 Matrix = npt.NDArray[np.float32]
+LEARNED, WITHOUT_PROBES = "LightGBM", "without probes"
+"""The policies that may ship, as the comparison names them: LightGBM on all features, and on all but the probes'."""
 UNPROBED = tuple(name for name in FEATURES if name not in PROBE_FEATURES)
 """The features of a policy without probes."""
 ROUNDS = 256

@@ -19,8 +19,6 @@ from lorazor.training.report import TrainReport
 
 AUTO = "auto"
 """In place of a tracking store: `tracking.default_uri()`."""
-LEARNED, WITHOUT_PROBES = "LightGBM", "without probes"
-"""The policies that may ship, as the comparison names them: LightGBM on all features, and on all but the probes'."""
 
 
 def publish(

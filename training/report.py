@@ -6,14 +6,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lorazor.training.compare import Comparison, Row
+from lorazor.training.learned import LEARNED, WITHOUT_PROBES
 from lorazor.training.provenance import atomic_write_text
 from lorazor.training.reliability import Reliability
 from lorazor.training.replay import LeftOut, Summary
 from lorazor.training.tracking import Tracked
 
+PROBES_PAY = 0.02
+"""Probes pay where a policy without them holds so much more of the rows: they cost a server 3 to 7 % (docs/gpu.md)."""
 COLUMNS = ("share", "drop", "length ratio", "share, all", "drop, all")
 
 
@@ -155,3 +159,19 @@ def note_one_class(safe_shares: Mapping[str, float]) -> tuple[str, ...]:
         for task, share in safe_shares.items()
         if share in (0.0, 1.0)
     )
+
+
+def note_probes(comparisons: Mapping[str, Comparison], probes: bool) -> tuple[str, ...]:
+    """A sentence where the other choice of `probes` is the better one, by the mean share of all tasks and limits."""
+    known, unknown = (_mean_share(comparisons, name) for name in (LEARNED, WITHOUT_PROBES))
+    if known is None or unknown is None or probes == (unknown - known >= PROBES_PAY):
+        return ()
+    found = f"on average a policy without probes holds {unknown:.1%} of the rows, one with probes {known:.1%}"
+    advice = "--without-probes costs a server less" if probes else "probes are worth their price here"
+    return (f"{found}: {advice}",)
+
+
+def _mean_share(comparisons: Mapping[str, Comparison], policy: str) -> float | None:
+    rows = [row for comparison in comparisons.values() for row in comparison.rows if row.policy == policy]
+    shares = [row.judged.active_row_share for row in rows if row.judged is not None]
+    return fmean(shares) if shares else None

@@ -21,11 +21,11 @@ from lorazor.training.baselines import ORACLE, ReleasePolicy, Score, simple_poli
 from lorazor.training.compare import Comparison, compare
 from lorazor.training.dataset import Dataset, prepare
 from lorazor.training.labels import safe
-from lorazor.training.learned import UNPROBED, fit_lightgbm, fit_logistic, lightgbm_policy
-from lorazor.training.publish import AUTO, LEARNED, WITHOUT_PROBES, publish
+from lorazor.training.learned import LEARNED, UNPROBED, WITHOUT_PROBES, fit_lightgbm, fit_logistic, lightgbm_policy
+from lorazor.training.publish import AUTO, publish
 from lorazor.training.reliability import reliability
 from lorazor.training.replay import ReplayTable
-from lorazor.training.report import TaskReport, TrainReport, note_one_class, write_json
+from lorazor.training.report import TaskReport, TrainReport, note_one_class, note_probes, write_json
 from lorazor.training.save import save
 from lorazor.training.split import without
 from lorazor.training.traces import ADAPTER_SIGNALS, PROBE_SIGNALS, TraceSet, read_traces
@@ -96,7 +96,7 @@ def train(
         seconds=time.monotonic() - started,
         data_digest=digest,
         tracked=None,
-        notes=note_one_class({task: r.safe_share for task, r in tasks.items()}),
+        notes=(*note_one_class({task: r.safe_share for task, r in tasks.items()}), *note_probes(comparisons, probes)),
     )
     progress("figures and tracking")
     params = {

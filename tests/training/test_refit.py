@@ -11,8 +11,7 @@ from lorazor.policy.artifact import load_artifact
 from lorazor.training.baselines import ReleasePolicy
 from lorazor.training.compare import compare
 from lorazor.training.dataset import Dataset, prepare
-from lorazor.training.learned import ROUNDS
-from lorazor.training.publish import LEARNED, WITHOUT_PROBES
+from lorazor.training.learned import LEARNED, ROUNDS, WITHOUT_PROBES
 from lorazor.training.report import TrainReport
 from lorazor.training.save import request_hash
 from lorazor.training.traces import TraceSet

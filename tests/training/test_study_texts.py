@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorazor.training.publish import LEARNED
+from lorazor.training.learned import LEARNED
 from lorazor.training.study import texts
 from lorazor.training.study.cli import main
 from lorazor.training.study.formats import FORMATS, refuses

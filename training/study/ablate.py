@@ -14,8 +14,7 @@ import lightgbm as lgb
 from lorazor.features.errors import InputError
 from lorazor.features.schema import FEATURES, REQUEST_FEATURES
 from lorazor.training.dataset import Dataset, Tables
-from lorazor.training.learned import UNPROBED, fit_lightgbm, lightgbm_policy
-from lorazor.training.publish import WITHOUT_PROBES
+from lorazor.training.learned import UNPROBED, WITHOUT_PROBES, fit_lightgbm, lightgbm_policy
 from lorazor.training.study.cells import Parts, load_parts, rate
 from lorazor.training.study.layout import Cell, Layout
 from lorazor.training.study.policies import Promise, tuned

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from lorazor.training.figures import STYLES
-from lorazor.training.publish import LEARNED
+from lorazor.training.learned import LEARNED
 from lorazor.training.study.layout import KINDS
 
 SHOWN = ("fixed step", "entropy", "KL", LEARNED, "oracle")

@@ -15,10 +15,9 @@ import numpy as np
 from scipy import stats
 
 from lorazor.features.errors import InputError
-from lorazor.training.learned import lightgbm_policy
+from lorazor.training.learned import LEARNED, lightgbm_policy
 from lorazor.training.losses import LOOSEST_BUDGET, Kind, limit, observed, request_losses
 from lorazor.training.ltt import Kept, keep
-from lorazor.training.publish import LEARNED
 from lorazor.training.pvalues import betting_p_values
 from lorazor.training.replay import Floats, Ints
 from lorazor.training.study.cells import Parts, Rated, load_parts, rate

@@ -18,9 +18,8 @@ from lorazor.features.errors import InputError
 from lorazor.training.baselines import ORACLE
 from lorazor.training.calibration import Scored
 from lorazor.training.compare import BASE_ONLY, NEVER_RELEASED
-from lorazor.training.learned import fit_lightgbm
+from lorazor.training.learned import LEARNED, fit_lightgbm
 from lorazor.training.losses import Kind
-from lorazor.training.publish import LEARNED
 from lorazor.training.replay import Floats, Outcome, ReplayTable
 from lorazor.training.save import save
 from lorazor.training.study.bands import band_rows, since_rows

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
-from lorazor.training.publish import LEARNED
+from lorazor.training.learned import LEARNED
 from lorazor.training.study.numbers import SOLVED
 from lorazor.training.study.policies import PROMPT_ONLY
 

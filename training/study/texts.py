@@ -10,8 +10,8 @@ import numpy as np
 from lorazor.features.errors import InputError
 from lorazor.policy.artifact import load_artifact
 from lorazor.training.compare import BASE_ONLY, NEVER_RELEASED
+from lorazor.training.learned import LEARNED
 from lorazor.training.output_texts import OutputTexts
-from lorazor.training.publish import LEARNED
 from lorazor.training.replay import Outcome, ReplayTable
 from lorazor.training.study.cells import Parts, load_parts
 from lorazor.training.study.formats import FORMATS, refuses
