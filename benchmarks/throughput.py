@@ -16,9 +16,8 @@ live on the GPU at the same time. Loads:
 Arms: `stock`; `stock, no plugin` (LoRazor is not even imported); `stock, best` (the tile sizes of
 benchmarks/stock_configs, and `--stock-loras` slots); `never` (LoRazor, nobody released); `released` (the same engine;
 `--never` of the requests keep their adapter, the others let go at a step uniform on [1, share x output]); `policy` (an
-engine that probes every `--interval` tokens and scores, and releases nobody); `unprobed` (as `policy`, but the policy
-has no probes: it scores as often); `base` (the LoRazor engine, requests
-without an adapter).
+engine that probes every `--interval` tokens and scores, and releases nobody); `unprobed` (the same without probes: it
+scores as often); `base` (the LoRazor engine, requests without an adapter).
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ def start_engines(scratch: Path, options: argparse.Namespace, arms: list[str]) -
         if kind == "ours":
             settings["additional_config"] = {"lorazor": {}}
         if kind in ("policy", "unprobed"):
-            asked = options.interval, options.output, kind == "policy"
-            policy = make_policy(scratch / kind, base, folders, *asked)
+            policy = make_policy(scratch / kind, base, folders, options.interval, options.output, kind == "policy")
             settings["additional_config"] = {"lorazor": {"policy": str(policy)}}
         environment = {"best": {"VLLM_TUNED_CONFIG_FOLDER": str(TUNED)}, "bare": {"VLLM_PLUGINS": ""}}.get(kind)
         log = options.out.with_name(f"{options.out.stem}-{kind}.log")

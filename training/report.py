@@ -87,7 +87,7 @@ class TrainReport:
     def _closing(self) -> str:
         n = sum(sum(report.requests.values()) for report in self.tasks.values())
         lines = [
-            f"the policies above learnt from the training requests; the artifact's from all {n:,}, in as many rounds",
+            f"the policies above learnt from the training requests; the artifact's from all {n:,}",
             f"policy artifact: {self.artifact} (`{self.shipped}`, {self.rounds} trees, {self.seconds:.1f} s)",
             "it never releases until `lorazor tune` sets thresholds",
         ]
@@ -163,10 +163,10 @@ def note_one_class(safe_shares: Mapping[str, float]) -> tuple[str, ...]:
 
 def note_probes(comparisons: Mapping[str, Comparison], probes: bool) -> tuple[str, ...]:
     """A sentence where the other choice of `probes` is the better one, by the mean share of all tasks and limits."""
-    known, unknown = (_mean_share(comparisons, name) for name in (LEARNED, WITHOUT_PROBES))
-    if known is None or unknown is None or probes == (unknown - known >= PROBES_PAY):
+    probed, unprobed = (_mean_share(comparisons, name) for name in (LEARNED, WITHOUT_PROBES))
+    if probed is None or unprobed is None or probes == (unprobed - probed >= PROBES_PAY):
         return ()
-    found = f"on average a policy without probes holds {unknown:.1%} of the rows, one with probes {known:.1%}"
+    found = f"on average a policy without probes holds {unprobed:.1%} of the rows, one with probes {probed:.1%}"
     advice = "--without-probes costs a server less" if probes else "probes are worth their price here"
     return (f"{found}: {advice}",)
 

@@ -18,6 +18,7 @@ if os.environ.get("LORAZOR_TEST_RUNNER", "").startswith("v2"):
     prepare(asynchronous=os.environ["LORAZOR_TEST_RUNNER"] == "v2-async")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
+from tests.runtime.policies import safe_from_step, save_policy
 from tests.runtime.tiny import Reference, Tiny, make_tiny
 
 
@@ -31,3 +32,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 def reference(tiny: Tiny) -> Reference:
     """The plain transformers + PEFT loop."""
     return Reference(tiny)
+
+
+@pytest.fixture(scope="session")
+def probed_policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a policy with probes, of no model in particular."""
+    folder = Path(tmp_path_factory.mktemp("probed")) / "artifact"
+    return str(save_policy(folder, safe_from_step(8), "0" * 64, {}).path)

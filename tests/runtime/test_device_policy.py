@@ -79,6 +79,14 @@ def admitted(request_id: str, threshold: float = 0.5) -> Admitted:
     return Admitted(request_id, "a", PRINT, prompt_tokens=9, max_tokens=40, extra_args=extra)
 
 
+def core_with(artifact: Artifact, thresholds: dict[str, float], capacity: int = MOST) -> ReleaseCore:
+    """A core in which requests with these thresholds have begun."""
+    core = core_of(artifact, capacity)
+    for request_id, threshold in thresholds.items():
+        core.admit(admitted(request_id, threshold))
+    return core
+
+
 def step_of(core: Any, device: str) -> tuple[Any, Any]:
     """Its step and its policy on the device."""
     from lorazor.runtime.device_step import DeviceStep, start_device_policy
@@ -213,12 +221,10 @@ def test_the_hosts_decisions(artifact: Artifact, device: str, seed: int) -> None
     """The same requests give the same releases, broken logits and missing probes included; a request over capacity and
     one without a score keep their adapters, counted."""
     rng = np.random.default_rng(seed)
-    host, on_device = core_of(artifact, MOST - 1), core_of(artifact, MOST - 1)
+    thresholds = {f"r{k}": 0.2 + 0.1 * k for k in range(MOST)}
+    host, on_device = (core_with(artifact, thresholds, MOST - 1) for _ in range(2))
     step, policy = step_of(on_device, device)
-    ids = [f"r{k}" for k in range(MOST)]
-    for k, request_id in enumerate(ids):
-        for core in (host, on_device):
-            core.admit(admitted(request_id, 0.2 + 0.1 * k))
+    ids = list(thresholds)
     for c in range(16):
         x, y, tokens = draw_logits(rng, MOST, device)
         x[2], y[3, 5] = math.nan, math.inf
@@ -244,12 +250,10 @@ def test_the_hosts_decisions(artifact: Artifact, device: str, seed: int) -> None
 def test_the_hosts_decisions_without_probes(unprobed: Artifact, device: str) -> None:
     """Every decision step has scores, no other step and no step made again has; broken logits count as missing."""
     rng = np.random.default_rng(0)
-    host, on_device = core_of(unprobed), core_of(unprobed)
+    thresholds = {f"r{k}": 0.3 + 0.08 * k for k in range(MOST)}
+    host, on_device = (core_with(unprobed, thresholds) for _ in range(2))
     step, policy = step_of(on_device, device)
-    ids = [f"r{k}" for k in range(MOST)]
-    for k, request_id in enumerate(ids):
-        for core in (host, on_device):
-            core.admit(admitted(request_id, 0.3 + 0.08 * k))
+    ids = list(thresholds)
     for c in range(16):
         x, _, tokens = draw_logits(rng, MOST, device)
         x *= torch.tensor(rng.uniform(0.05, 2.0, (MOST, 1)), dtype=x.dtype, device=device)  # not always as sure

@@ -42,12 +42,6 @@ def scheduling(asked: Any) -> tuple[str, bool]:
     return asked.scheduler_config.scheduler_cls, asked.scheduler_config.async_scheduling
 
 
-@pytest.fixture(autouse=True)
-def policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any policy is there, and has probes."""
-    monkeypatch.setattr("lorazor.policy.artifact.read_manifest", lambda ref: SimpleNamespace(probes=True))
-
-
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's platform is not a CPU."""
@@ -58,9 +52,9 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_cuda")
 @pytest.mark.parametrize("overlap", [False, True])
-def test_v2_keeps_asynchronous_scheduling(overlap: bool) -> None:
+def test_v2_keeps_asynchronous_scheduling(probed_policy: str, overlap: bool) -> None:
     """Where it is on; tensor parallelism and a second call are fine."""
-    for ours in ({}, {"policy": "p"}, {"record": True, "probe_interval": 4}):
+    for ours in ({}, {"policy": probed_policy}, {"record": True, "probe_interval": 4}):
         asked = config(True, ours, parallel__tensor_parallel_size=4, scheduler__async_scheduling=overlap)
         named = ASYNC_SCHEDULER if overlap else SCHEDULER, overlap
         for _ in range(2):
@@ -71,9 +65,9 @@ def test_v2_keeps_asynchronous_scheduling(overlap: bool) -> None:
 
 @pytest.mark.usefixtures("on_cuda")
 @pytest.mark.parametrize("eager", [False, True])
-def test_v1_loses_asynchronous_scheduling(eager: bool) -> None:
+def test_v1_loses_asynchronous_scheduling(probed_policy: str, eager: bool) -> None:
     """With a policy or without, in CUDA graphs or not."""
-    for ours in ({}, {"policy": "p"}, {"record": True, "probe_interval": 4}):
+    for ours in ({}, {"policy": probed_policy}, {"record": True, "probe_interval": 4}):
         asked = config(False, ours, model__enforce_eager=eager)
         for _ in range(2):
             prepare(asked)

@@ -14,9 +14,9 @@ def row(policy: str, share: float | None) -> Row:
     return Row(policy, 0.01, 0.5, None if share is None else summary, summary)
 
 
-def comparisons(known: float | None, unknown: float | None) -> dict[str, Comparison]:
+def comparisons(probed: float | None, unprobed: float | None) -> dict[str, Comparison]:
     """Two tasks, whose policies hold so much of the rows on average, with probes and without."""
-    shares = {LEARNED: known, WITHOUT_PROBES: unknown}
+    shares = {LEARNED: probed, WITHOUT_PROBES: unprobed}
     both = {}
     for task, off in (("a", -0.1), ("b", 0.1)):
         rows = [row(name, None if share is None else share + off) for name, share in shares.items()]
@@ -26,7 +26,7 @@ def comparisons(known: float | None, unknown: float | None) -> dict[str, Compari
 
 
 @pytest.mark.parametrize(
-    ("known", "unknown", "probes", "advice"),
+    ("probed", "unprobed", "probes", "advice"),
     [
         (0.30, 0.31, True, "without probes holds 31.0% of the rows, one with probes 30.0%: --without-probes costs"),
         (0.30, 0.25, True, "--without-probes costs a server less"),
@@ -38,9 +38,9 @@ def comparisons(known: float | None, unknown: float | None) -> dict[str, Compari
     ],
 )
 def test_the_better_choice_of_probes(
-    known: float | None, unknown: float | None, probes: bool, advice: str | None
+    probed: float | None, unprobed: float | None, probes: bool, advice: str | None
 ) -> None:
     """A sentence where the other one is better, and none where this one is or nothing was judged."""
-    notes = note_probes(comparisons(known, unknown), probes)
+    notes = note_probes(comparisons(probed, unprobed), probes)
     assert len(notes) == (advice is not None)
     assert advice is None or advice in notes[0]
