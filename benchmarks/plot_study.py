@@ -19,7 +19,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 KINDS = {"ordinary": "ordinary adapters", "release-aware": "release-aware adapters"}
-COLOURS = {"e2e": "#0072b2", "scan": "#009e73", "snips_json": "#d55e00", "wikisql": "#cc79a7"}
+COLOURS = {"e2e": "#0072b2", "gsm8k": "#e69f00", "scan": "#009e73", "snips_json": "#d55e00", "wikisql": "#cc79a7"}
 STYLES = {"SmolLM2-135M-Instruct": "-", "Qwen2.5-Coder-0.5B-Instruct": "--"}
 
 
@@ -43,7 +43,8 @@ def main() -> None:
     for axis, (kind, title) in zip(axes, KINDS.items(), strict=True):
         panel(axis, rows[rows["adapter"] == kind], title)
     axes[0].set_ylabel("score kept (R / S)")
-    axes[-1].legend(loc="lower right")  # the lines leave it room
+    lines = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    axes[-1].legend(lines.values(), lines.keys(), loc="lower right")  # the lines leave it room
     figure.savefig(target, dpi=110, metadata={"Software": None})
 
 

@@ -23,14 +23,14 @@ from statistics import median
 from typing import Any
 
 import throughput
-from engine_child import queue
+from engine_child import queue, request_of
 from engines import provenance, write_rows
 from throughput_model import make_base, make_policy
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees its own process
 ARMS = ("policy", "never", "released", "base")
 WARM_UP = {"steady": 40, "varied": 40, "contended": 400}  # steps, until as many rows come as go
-STEPS = 32
+STEPS, CLOCKED = 32, 200  # under the profiler, and by the clock
 GROUPS = {
     "base model's products": r"nvjet|gemm|splitK",
     "attention": r"flash::|reshape_and_cache",
@@ -45,17 +45,20 @@ def group_of(kernel: str) -> str:
 
 
 def start(scratch: Path, options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
-    """An engine with a policy, and its adapters by name."""
+    """An engine with a policy, and its adapters by name, each of them read once."""
     from vllm import LLM
 
     base = make_base(scratch / "base")
     folders, names = throughput.make_adapters(scratch, options)
     policy = make_policy(scratch / "policy", base, folders, options.interval, options.output)
     settings = throughput.engine_options(base, options, throughput.slots_of(options, "ours"))
-    return LLM(**settings, additional_config={"lorazor": {"policy": str(policy)}}).llm_engine, names
+    engine = LLM(**settings, additional_config={"lorazor": {"policy": str(policy)}}).llm_engine
+    for name in names:
+        engine.add_lora(request_of(names, name))
+    return engine, names
 
 
-def step(engine: Any, steps: int = STEPS) -> tuple[float, float]:
+def step(engine: Any, steps: int) -> tuple[float, float]:
     """Milliseconds and output tokens a step."""
     begun, tokens = time.perf_counter(), 0
     for _ in range(steps):
@@ -70,7 +73,7 @@ def profile(engine: Any) -> dict[str, float]:
     from torch.profiler import profile as profiler
 
     with profiler(activities=[ProfilerActivity.CUDA]) as recorded:
-        step(engine)
+        step(engine, STEPS)
     found = dict.fromkeys((*GROUPS, "the rest"), 0.0)
     for event in recorded.events() or ():
         if event.device_type == DeviceType.CUDA:
@@ -86,7 +89,7 @@ def measure(
     for turn, arm in product(range(options.rounds), arms):
         ids = queue(engine, names, throughput.asks_of(options, load, arm, turn), f"{turn}-{arm}")
         step(engine, WARM_UP[load])
-        clock, tokens = step(engine)
+        clock, tokens = step(engine, CLOCKED)
         yield arm, {"tokens": tokens, "by the clock": clock} | profile(engine)
         engine.abort_request(ids)
         while engine.has_unfinished_requests():
