@@ -1,5 +1,7 @@
 """Deltas through vLLM's real SchedulerStats into real Prometheus collectors."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ pytestmark = pytest.mark.vllm
 from lorazor.runtime import metrics  # noqa: E402
 from lorazor.runtime.metrics import LoRazorStatLogger, decode_delta, encode_delta  # noqa: E402
 
+DOCS = Path(__file__).parents[2] / "docs" / "operate.md"
 LABELS = {"adapter": "sql", "task": "wikisql", "arm": "policy"}
 
 
@@ -132,3 +135,14 @@ def test_vllm_finds_the_logger() -> None:
     from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories
 
     assert LoRazorStatLogger in load_stat_logger_plugin_factories()
+
+
+def test_queries_in_the_docs_name_metrics_that_exist(registry: Any) -> None:
+    """Whoever copies one into a dashboard gets numbers."""
+    from prometheus_client import generate_latest
+
+    make_logger({"lorazor": {}})
+    shown = re.findall(r"^# TYPE (lorazor_\w+)", generate_latest(registry).decode(), re.MULTILINE)
+    asked = re.findall(r"(lorazor_\w+)[\[{]", DOCS.read_text(encoding="utf-8"))
+    assert len(asked) > 5
+    assert set(asked) <= set(shown)
