@@ -15,11 +15,7 @@ from lorazor.training.finetune_store import Checkpoints
 from lorazor.training.study.layout import ADAPTER_TRAIN, ADAPTER_VALIDATION, Cell, Layout
 from lorazor.training.study.results import Results
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "ordinary": {"cut": Cut.NEVER},
-    "prompt-only": {"cut": Cut.PROMPT},
-    "release-aware": {"cut": Cut.RELEASE_AWARE, "distill": 1.0},
-}
+CUTS = {"ordinary": Cut.NEVER, "prompt-only": Cut.PROMPT, "release-aware": Cut.RELEASE_AWARE}
 """What sets the kinds apart; all else is the same for all, unless the options say otherwise."""
 
 
@@ -47,7 +43,7 @@ def adapters(
                 model=base,
                 data=(layout.part(cell.task, ADAPTER_TRAIN),),
                 validation=layout.part(cell.task, ADAPTER_VALIDATION),
-                **{**RECIPES[cell.adapter], **options},
+                **{"cut": CUTS[cell.adapter], **options},
             )
             finetune(config, out, resume=Checkpoints(out).folder.exists(), mlflow_uri=None, progress=progress)
         if not curves.has(cell.row()):
