@@ -16,6 +16,10 @@ def finetune(
         list[Path],
         typer.Option(metavar="FILE", help="JSONL: prompt or messages, and target or reference; may be repeated."),
     ],
+    init: Annotated[
+        Path | None,
+        typer.Option(metavar="ADAPTER", help="Go on from this LoRA adapter, with its rank, alpha and targets."),
+    ] = None,
     validation: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, for validation.")] = None,
     validation_share: Annotated[float, typer.Option(help="Of the prompts, held out where no file is given.")] = 0.05,
     cut: Annotated[Cut, typer.Option(help="Where training lets the adapter go.")] = Cut.RELEASE_AWARE,
@@ -30,9 +34,9 @@ def finetune(
         float, typer.Option(metavar="SHARE", help="Of the steps, on the adapter's own greedy outputs.")
     ] = 0.0,
     refresh: Annotated[int, typer.Option(metavar="STEPS", help="How long an own output is kept.")] = 200,
-    rank: Annotated[int, typer.Option(help="Of the adapter.")] = 16,
+    rank: Annotated[int | None, typer.Option(help="Of the adapter; 16.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Scale times rank; twice the rank.")] = None,
-    targets: Annotated[str, typer.Option(help="Names of linear layers, with commas; or all-linear.")] = "all-linear",
+    targets: Annotated[str | None, typer.Option(help="Names of linear layers, with commas; all-linear.")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate: 5 % warm-up, then a cosine.")] = 5e-4,
     epochs: Annotated[float, typer.Option(help="Passes over the data, at most.")] = 3.0,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps, in place of epochs.")] = None,
@@ -66,13 +70,14 @@ def finetune(
     \b
     Example:
       lorazor finetune models/base adapters/sql --data sql.jsonl --rank 16 --lr 5e-4 --epochs 3 --bf16
+      lorazor finetune models/base adapters/sql-lets-go --init adapters/sql --data sql.jsonl --bf16
     """
     options = {key: value for key, value in locals().items() if key not in ("out", "resume", "mlflow", "no_mlflow")}
     with needs_extra("training"):
         from lorazor.training.finetune import finetune as run
         from lorazor.training.finetune_config import finetune_config
 
-        options["targets"] = tuple(name.strip() for name in targets.split(","))
+        options["targets"] = targets and tuple(name.strip() for name in targets.split(","))
         config = finetune_config(**options)
         report = run(config, out, resume=resume, mlflow_uri=None if no_mlflow else mlflow, progress=_stage)
     if report is not None:

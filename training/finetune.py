@@ -65,10 +65,13 @@ def finetune(
     tokenizer = load_tokenizer(config.model)
     examples = load_examples(config, tokenizer, token_limit(config))
     settings = {"recipe": config.recipe(), "data": examples.digest(), "base": fingerprint(config.model)}
+    if config.init is not None:
+        settings["init"] = fingerprint(config.init)
+    progress("loading the model")
+    model = load_lora(config)
     if first:
         checkpoints.open(settings)
-    progress("loading the model")
-    trainer = make_trainer(config, examples, load_lora(config), tokenizer, checkpoints.folder)
+    trainer = make_trainer(config, examples, model, tokenizer, checkpoints.folder)
     progress("training")
     try:
         trainer.train(resume_from_checkpoint=checkpoints.last() if resume else None)

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from lorazor.features.errors import InputError
 from lorazor.training.config import Strict, describe
 from lorazor.training.finetune_cuts import Cut, Cuts
+from lorazor.training.finetune_init import with_shape_of
 
 ALL_LINEAR = "all-linear"
 
@@ -19,6 +20,7 @@ class FinetuneConfig(Strict):
 
     model: Path
     data: tuple[Path, ...] = Field(min_length=1)
+    init: Path | None = None
     validation: Path | None = None
     validation_share: float = Field(default=0.05, ge=0, lt=1)
     cut: Cut = Cut.RELEASE_AWARE
@@ -76,12 +78,17 @@ class FinetuneConfig(Strict):
 
     def recipe(self) -> dict[str, Any]:
         """Everything that decides the weights, without a path: a run may be moved and resumed elsewhere."""
-        return self.model_dump(mode="json", exclude={"model", "data", "validation", "base_name"})
+        return self.model_dump(mode="json", exclude={"model", "data", "init", "validation", "base_name"})
 
 
 def finetune_config(**options: Any) -> FinetuneConfig:
-    """The configuration of these options; InputError names the first that is wrong, with its rule and value."""
+    """The configuration of these options, None standing for what is not given; `init` brings the adapter's shape.
+
+    Raises:
+        InputError: names the first option that is wrong, with its rule and value.
+    """
+    given = with_shape_of({name: value for name, value in options.items() if value is not None})
     try:
-        return FinetuneConfig(**options)
+        return FinetuneConfig(**given)
     except ValidationError as error:
         raise InputError(f"finetune: {describe(error)}") from None

@@ -1,4 +1,4 @@
-"""The base model with a fresh LoRA adapter, and its tokenizer, from a local folder."""
+"""The base model with the LoRA adapter to be trained, and its tokenizer, from a local folder."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_se
 from lorazor.features.errors import InputError
 from lorazor.training.config import unknown
 from lorazor.training.finetune_config import ALL_LINEAR, FinetuneConfig
+from lorazor.training.finetune_init import load_init
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -36,10 +37,11 @@ def token_limit(config: FinetuneConfig) -> int:
 
 
 def load_lora(config: FinetuneConfig) -> Any:
-    """A PEFT model whose adapter is as new, by the seed: float32, over a base in float32 or with `bf16` bfloat16.
+    """A PEFT model whose adapter is that of `init` or new, by the seed: float32, over a base in float32 or bfloat16.
 
     Raises:
-        InputError: the folder holds no causal language model, or a target is not one of its linear layers.
+        InputError: the folder holds no causal language model, a target is not one of its linear layers, or `init` does
+            not fit.
     """
     set_seed(config.seed)
     dtype = torch.bfloat16 if config.bf16 else torch.float32
@@ -47,9 +49,11 @@ def load_lora(config: FinetuneConfig) -> Any:
         base = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)
     except (OSError, ValueError) as error:
         raise InputError(f"{config.model}: no usable causal language model: {_line(error)}") from None
-    _check_targets(config, base)
     if config.gradient_checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.init is not None:
+        return load_init(base, config.init)
+    _check_targets(config, base)
     targets: str | list[str] = ALL_LINEAR if config.targets == (ALL_LINEAR,) else list(config.targets)
     lora = LoraConfig(r=config.rank, lora_alpha=config.lora_alpha, target_modules=targets, task_type="CAUSAL_LM")
     return get_peft_model(base, lora)

@@ -55,6 +55,7 @@ def save_adapter(model: Any, out: Path, config: FinetuneConfig, run: dict[str, A
             **made_by(**run),
             "recipe": config.recipe(),
             "base_fingerprint": fingerprint(config.model),
+            "init_fingerprint": None if config.init is None else fingerprint(config.init),
             "adapter_fingerprint": fingerprint(draft),
         }
         (draft / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -62,7 +63,8 @@ def save_adapter(model: Any, out: Path, config: FinetuneConfig, run: dict[str, A
 
 def card(config: FinetuneConfig, run: dict[str, Any]) -> str:
     """The model card."""
-    extras = f", distillation {config.distill:g}" if config.distill else ""
+    extras = "" if config.init is None else f", begun from the adapter {config.init.name}"
+    extras += f", distillation {config.distill:g}" if config.distill else ""
     extras += f", {config.own_outputs:.0%} of the steps on its own outputs" if config.own_outputs else ""
     return CARD.format(
         base=config.base,

@@ -186,16 +186,26 @@ def test_stops_when_validation_gains_no_more(folder: Path, tmp_path: Path) -> No
         (["--data", "nowhere.jsonl"], ["nowhere.jsonl", "cannot be read"]),
         (["--validation", "nowhere.jsonl"], ["nowhere.jsonl", "cannot be read"]),
         (["--max-length", "8"], ["upper.jsonl, line 1", "at most 8 together"]),
-        (["--lr", "1e30", "--steps", "30"], ["the loss is nan at step", "lower --lr"]),
     ],
 )
 def test_bad_input_is_one_sentence(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]
 ) -> None:
-    """Exit code 2, one line that names the thing, the rule and the value, and no adapter."""
+    """Exit code 2, one line that names the thing, the rule and the value, and nothing is left."""
     assert run(folder, tmp_path / "out", *options) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lorazor: ")]
     assert all(word in line for word in words), line
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_training_that_diverges_ends_at_once(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the step whose loss is not a number."""
+    assert run(folder, tmp_path / "out", "--lr", "1e30", "--steps", "30") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lorazor: ")]
+    assert "the loss is nan at step" in line
+    assert "lower --lr" in line
     assert not (tmp_path / "out").exists()
 
 
