@@ -30,6 +30,8 @@ def with_shape_of(options: Mapping[str, Any]) -> dict[str, Any]:
         found = LoraConfig.from_pretrained(init)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"--init {init}: no LoRA adapter: {error}") from None
+    if not isinstance(found, LoraConfig):  # PEFT reads a configuration of whatever kind it is
+        raise InputError(f"--init {init}: no LoRA adapter: its peft_type is {found.peft_type.value}")
     targets = found.target_modules or ()
     brought = {"rank": found.r, "alpha": found.lora_alpha}
     return {**options, **brought, "targets": (targets,) if isinstance(targets, str) else tuple(sorted(targets))}

@@ -110,6 +110,8 @@ def wrong(folder: Path) -> Path:
     save(folder / "of another", wide / "base", target_modules=["down_proj"])
     save(folder / "dora", folder / "base", target_modules=["q_proj"], use_dora=True)
     save(folder / "more", folder / "base", target_modules=["q_proj"], modules_to_save=["lm_head"])
+    (folder / "ia3").mkdir()
+    (folder / "ia3" / "adapter_config.json").write_text('{"peft_type": "IA3", "target_modules": ["q_proj"]}')
     save(folder / "embedding", folder / "base", target_modules=["embed_tokens"])
     return folder
 
@@ -120,6 +122,7 @@ def wrong(folder: Path) -> Path:
         ("adapter", ["--rank", "8"], ["--init brings the adapter's own rank: leave out --rank 8"]),
         ("adapter", ["--targets", "q_proj,v_proj"], ["leave out --targets q_proj,v_proj"]),
         ("nowhere", [], ["nowhere", "no LoRA adapter"]),
+        ("ia3", [], ["ia3", "no LoRA adapter: its peft_type is IA3"]),
         ("of another", [], ["of another does not fit the base", "size mismatch"]),
         ("dora", [], ["dora is no plain LoRA", "magnitude"]),
         ("more", [], ["more is no plain LoRA", "lm_head"]),
