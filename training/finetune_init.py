@@ -1,17 +1,15 @@
-"""The adapter that a training goes on from: any plain LoRA of the base, with its own rank, alpha and targets."""
+"""What the adapter that a training goes on from (`init`) brings: its own rank, alpha and targets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig
 
 from lorazor.features.errors import InputError
 
 SHAPE = ("rank", "alpha", "targets")
-PLAIN = (".lora_A.", ".lora_B.")  # what the boundary's mask lets go of; embeddings, biases and magnitudes it does not
 
 
 def with_shape_of(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,22 +33,6 @@ def with_shape_of(options: Mapping[str, Any]) -> dict[str, Any]:
     targets = found.target_modules or ()
     brought = {"rank": found.r, "alpha": found.lora_alpha}
     return {**options, **brought, "targets": (targets,) if isinstance(targets, str) else tuple(sorted(targets))}
-
-
-def load_init(base: Any, init: Path) -> Any:
-    """A PEFT model of `base` whose adapter is the one in `init`, in float32, ready to be trained.
-
-    Raises:
-        InputError: it does not fit the base, or it is more than plain LoRA.
-    """
-    try:
-        model = PeftModel.from_pretrained(base, init, is_trainable=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"--init {init} does not fit the base: {' '.join(str(error).split())[:300]}") from None
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and not any(part in name for part in PLAIN):
-            raise InputError(f"--init {init} is no plain LoRA: {name} could not be let go")
-    return model
 
 
 def _words(value: object) -> str:

@@ -7,14 +7,18 @@ from typing import Any
 
 import torch
 from accelerate.utils.other import is_repeated_blocks
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
 
 from lorazor.features.errors import InputError
+from lorazor.policy.fingerprint import ADAPTER_WEIGHTS
 from lorazor.training.config import unknown
 from lorazor.training.finetune_config import ALL_LINEAR, FinetuneConfig
-from lorazor.training.finetune_init import load_init
+
+# What the boundary's mask lets go of: it does not reach embeddings, biases, magnitudes and whole layers.
+PLAIN = (".lora_A.", ".lora_B.")
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -52,11 +56,29 @@ def load_lora(config: FinetuneConfig) -> Any:
     if config.gradient_checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
     if config.init is not None:
-        return load_init(base, config.init)
+        return _load_init(base, config.init)
     _check_targets(config, base)
     targets: str | list[str] = ALL_LINEAR if config.targets == (ALL_LINEAR,) else list(config.targets)
     lora = LoraConfig(r=config.rank, lora_alpha=config.lora_alpha, target_modules=targets, task_type="CAUSAL_LM")
     return get_peft_model(base, lora)
+
+
+def _load_init(base: Any, init: Path) -> Any:
+    try:
+        model = PeftModel.from_pretrained(base, init, is_trainable=True)
+        with safe_open(init / ADAPTER_WEIGHTS, framework="pt") as file:
+            held = set(file.keys())
+    except (OSError, ValueError, RuntimeError) as error:
+        # torch lists each layer that differs, a line each.
+        raise InputError(f"--init {init} does not fit the base: {_line(error, 2)}") from None
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and not any(part in name for part in PLAIN):
+            raise InputError(f"--init {init} is no plain LoRA: {name} could not be let go")
+    # PEFT only warns of these, and would begin anew where a weight is missing.
+    odd = sorted(held ^ set(get_peft_model_state_dict(model, save_embedding_layers=False)))
+    if odd:
+        raise InputError(f"--init {init} does not fit the base: {odd[0]} is in one of them alone")
+    return model
 
 
 def compile_layers(model: nn.Module) -> None:
@@ -78,5 +100,5 @@ def _check_targets(config: FinetuneConfig, base: Any) -> None:
             raise InputError(f"{config.model}: {unknown('target module', target, linear | {ALL_LINEAR})}")
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _line(error: Exception, most: int | None = None) -> str:
+    return " ".join(" ".join(str(error).splitlines()[:most]).split())

@@ -43,7 +43,8 @@ def save_adapter(model: Any, out: Path, config: FinetuneConfig, run: dict[str, A
     """Write the folder, all of it or nothing.
 
     Args:
-        run: `steps`, `best_step`, `examples`, `held`, `metrics`, `log` and whatever else the record should keep.
+        run: `steps`, `best_step`, `examples`, `held`, `metrics`, `log` and whatever else the record should keep, such
+            as `init`, the fingerprint of the adapter that it began with.
     """
     for adapter in model.peft_config.values():
         adapter.base_model_name_or_path = config.base
@@ -55,7 +56,6 @@ def save_adapter(model: Any, out: Path, config: FinetuneConfig, run: dict[str, A
             **made_by(**run),
             "recipe": config.recipe(),
             "base_fingerprint": fingerprint(config.model),
-            "init_fingerprint": None if config.init is None else fingerprint(config.init),
             "adapter_fingerprint": fingerprint(draft),
         }
         (draft / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

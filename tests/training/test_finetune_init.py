@@ -58,7 +58,7 @@ def test_begins_with_the_adapter_and_keeps_its_shape(folder: Path, tmp_path: Pat
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder / "base"), tmp_path / "out")
     assert (model.peft_config["default"].r, model.peft_config["default"].lora_alpha) == (6, 3)
     record = json.loads((tmp_path / "out" / "finetune.json").read_text())
-    assert record["init_fingerprint"] == fingerprint(folder / "adapter")
+    assert record["init"] == fingerprint(folder / "adapter")
     assert [record["recipe"][name] for name in ("rank", "alpha", "targets")] == [6, 3, ["down_proj", "q_proj"]]
     assert "begun from the adapter adapter" in (tmp_path / "out" / "README.md").read_text()
 
@@ -103,11 +103,10 @@ def wrong(folder: Path) -> Path:
     wide.mkdir()
     make_tiny(wide, {})
     config = json.loads((wide / "base" / "config.json").read_text())
-    other = LlamaForCausalLM(
-        LlamaForCausalLM.config_class(**{**config, "intermediate_size": 2 * config["intermediate_size"]})
-    )
-    other.save_pretrained(wide / "base")
-    save(folder / "of another", wide / "base", target_modules=["down_proj"])
+    for name, key in (("of wider", "intermediate_size"), ("of deeper", "num_hidden_layers")):
+        other = LlamaForCausalLM(LlamaForCausalLM.config_class(**{**config, key: 2 * config[key]}))
+        other.save_pretrained(wide / "base")
+        save(folder / name, wide / "base", target_modules=["down_proj"])
     save(folder / "dora", folder / "base", target_modules=["q_proj"], use_dora=True)
     save(folder / "more", folder / "base", target_modules=["q_proj"], modules_to_save=["lm_head"])
     (folder / "ia3").mkdir()
@@ -123,7 +122,8 @@ def wrong(folder: Path) -> Path:
         ("adapter", ["--targets", "q_proj,v_proj"], ["leave out --targets q_proj,v_proj"]),
         ("nowhere", [], ["nowhere", "no LoRA adapter"]),
         ("ia3", [], ["ia3", "no LoRA adapter: its peft_type is IA3"]),
-        ("of another", [], ["of another does not fit the base", "size mismatch"]),
+        ("of wider", [], ["of wider does not fit the base", "size mismatch"]),
+        ("of deeper", [], ["of deeper does not fit the base", "layers.", "is in one of them alone"]),
         ("dora", [], ["dora is no plain LoRA", "magnitude"]),
         ("more", [], ["more is no plain LoRA", "lm_head"]),
         ("embedding", [], ["embedding is no plain LoRA", "lora_embedding"]),
