@@ -27,8 +27,9 @@ class AdapterReader:
         wanted = {request.lora_int_id: request for request in requests}
         for lora_id in self._reading.keys() - wanted.keys():
             self.forget(lora_id)
-        for lora_id in wanted.keys() - self._reading.keys():
-            self._reading[lora_id] = self._background.submit(self._read, wanted[lora_id])
+        for lora_id, request in wanted.items():
+            if lora_id not in self._reading:
+                self._reading[lora_id] = self._background.submit(self._read, request)
 
     def _read(self, request: Any) -> Any:
         manager = self._lora_manager._adapter_manager

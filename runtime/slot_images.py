@@ -46,7 +46,7 @@ class SlotImages:
     """For the thread that runs the model; only the writing is done in the background.
 
     Args:
-        count: the most images.
+        count: the most images, also an attribute.
         background: runs jobs one after the other.
         weights_of: an adapter's weights for a layer, from the adapter and the layer's name.
     """
@@ -54,6 +54,7 @@ class SlotImages:
     def __init__(
         self, layout: SlotLayout, count: int, background: Executor, weights_of: Callable[[Any, str], Any]
     ) -> None:
+        self.count = count
         self._writer, self._background, self._weights_of = ImageWriter(layout), background, weights_of
         self._free = [Room(memory) for memory in _memory(layout, count)]
         self._images: OrderedDict[int, Image] = OrderedDict()

@@ -9,8 +9,8 @@ from typing import Any
 
 from lorazor.runtime.slot_turns import Turn
 
-# Adapters named: the next one to get a slot, and one more.
-NAMED = 2
+# Adapters named, so that a few slots that come free at once find theirs read.
+NAMED = 8
 
 
 @dataclass(frozen=True)

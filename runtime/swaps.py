@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -25,6 +26,8 @@ from lorazor.runtime.slot_loader import STAGES, DirectLoader, StagedLoader
 
 logger = logging.getLogger("vllm.lorazor")
 
+# Adapters read at once: the images of those that are next are made by the same thread.
+READS = 2
 # Host memory for images, over all workers of this machine.
 MOST_BYTES, MOST_SHARE = 16 << 30, 0.25
 
@@ -110,19 +113,22 @@ class Swaps:
         if images is None or not self._upcoming:
             return
         # So many can be held beside the step's own.
-        room = min(STAGES, manager.capacity - manager.lora_slots)
+        room = min(images.count, manager.capacity - manager.lora_slots)
         waiting = [r for r in self._upcoming if r.lora_int_id not in manager._active_adapters and not r.load_inplace]
-        ready: list[Image] = []
-        for request in waiting[:room]:
-            if self._held(request.lora_int_id):
-                model = manager._registered_adapters[request.lora_int_id]
-                images.make(request.lora_int_id, model)
-                image = images.get(request.lora_int_id, model)
-                ready += [image] if image is not None else []
-        self._loader.expect(ready)
-        self._reader.read(r for r in waiting[:room] if not self._held(r.lora_int_id))
+        found = [self._image_of(request.lora_int_id) for request in waiting[:room]]
+        self._loader.expect([image for image in found[:STAGES] if image is not None])
+        self._reader.read(islice((r for r in waiting[:room] if not self._held(r.lora_int_id)), READS))
         for model in self._reader.done():
             self._take_in(model)
+
+    def _image_of(self, lora_id: int) -> Image | None:
+        """The image of an adapter that waits for a slot, or None: one that the host holds is begun if it is not there,
+        and the adapter is among the last to leave the host."""
+        if self._images is None or not self._held(lora_id):
+            return None
+        model = self._manager._registered_adapters[lora_id]
+        self._images.make(lora_id, model)
+        return self._images.get(lora_id, model)
 
     def _held(self, lora_id: int) -> bool:
         return lora_id in self._manager._registered_adapters

@@ -14,7 +14,7 @@ from vllm.v1.request import RequestStatus
 
 from lorazor.runtime.adapter_queue import NO_SLOT, AdapterQueue, key_of
 from lorazor.runtime.slot_turns import in_turn, let_in, residents
-from lorazor.runtime.step_news import upcoming
+from lorazor.runtime.step_news import NAMED, upcoming
 
 pytestmark = pytest.mark.vllm
 
@@ -207,11 +207,11 @@ def test_resident_adapters() -> None:
 
 
 def test_upcoming_adapters() -> None:
-    """The next two that the step did not admit."""
-    requests = [asked(k, 1 + k) for k in range(4)]
-    turns = in_turn(filled(requests).turns(), set())
-    assert upcoming(turns, []) == [requests[0].lora_request, requests[1].lora_request]
-    assert upcoming(turns, [requests[0], asked(9)]) == [requests[1].lora_request, requests[2].lora_request]
+    """The next ones that the step did not admit."""
+    requests = [asked(k, 1 + k) for k in range(NAMED + 2)]
+    turns, adapters = in_turn(filled(requests).turns(), set()), [request.lora_request for request in requests]
+    assert upcoming(turns, []) == adapters[:NAMED]
+    assert upcoming(turns, [requests[0], asked(9)]) == adapters[1 : NAMED + 1]
     assert upcoming(turns, requests) == []
 
 

@@ -96,23 +96,36 @@ def test_texts_are_right_through_many_swaps(llm: Any, odd: Tiny, reference: Refe
     assert counts(llm, "lorazor_swap_microseconds_total")[""] > 0
 
 
-def test_a_waiting_adapter_is_prefetched(odd: Tiny, reference: Reference) -> None:
-    """While another adapter holds the only slot, its files are read and its image is made: the step finds it there."""
-    llm = engine(odd, {}, max_loras=1, max_cpu_loras=3)
-    core = llm.llm_engine
-    asks = [Ask(prompt(1, 6), "a", tokens=20), Ask(prompt(2, 6), "b", tokens=6)]
+def run_settled(llm: Any, odd: Tiny, reference: Reference, asks: list[Ask]) -> None:
+    """Requests at once, each step after what the background had to do; each with the right text."""
+    core, final = llm.llm_engine, {}
     for k, ask in enumerate(asks):
         core.add_request(
             str(k), {"prompt_token_ids": list(ask.prompt)}, ask.params(), lora_request=lora(odd, ask.adapter)
         )
-    final = {}
     while core.has_unfinished_requests():
         for output in core.step():
             final[output.request_id] = output
         settle(llm)
     for k, ask in enumerate(asks):
         assert_text(tokens(final[str(k)]), reference, ask)
+
+
+def test_a_waiting_adapter_is_prefetched(odd: Tiny, reference: Reference) -> None:
+    """While another adapter holds the only slot, its files are read and its image is made: the step finds it there."""
+    llm = engine(odd, {}, max_loras=1, max_cpu_loras=3)
+    run_settled(llm, odd, reference, [Ask(prompt(1, 6), "a", tokens=20), Ask(prompt(2, 6), "b", tokens=6)])
     assert counts(llm, "lorazor_swaps_total") == {"stock": 1, "prefetched": 1}
+
+
+def test_slots_that_come_free_at_once_find_their_adapters_read(odd: Tiny, reference: Reference) -> None:
+    """More than are on their way to the device: the others come from their images on the host."""
+    again = {f"{name}2": path for name, path in odd.adapters.items()}
+    many = Tiny(odd.base, {**odd.adapters, **again})
+    llm = engine(many, {}, max_loras=3, max_cpu_loras=8)
+    names = ["a", "b", "c", "few", "ends", "few2"]
+    run_settled(llm, many, Reference(many), [Ask(prompt(k, 6), name, tokens=20) for k, name in enumerate(names)])
+    assert counts(llm, "lorazor_swaps_total") == {"stock": 3, "prefetched": 2, "image": 1}
 
 
 @pytest.fixture
