@@ -70,6 +70,26 @@ def test_adapters_of_all_kinds(study: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == ""
 
 
+def test_one_kind_goes_on_from_another(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the weights of the same task's adapter, which has to be there."""
+    out = tmp_path / "out"
+    (out / "adapters" / "base" / "upper").mkdir(parents=True)
+    (out / "split").symlink_to(study / "out" / "split")
+    command = ["adapters", "--base", str(study / "base"), "--out", str(out), "--task", "upper", "--adapter"]
+    command += ["release-aware", "--init-from", "ordinary", "--options", json.dumps({**SHORT, "rank": None})]
+    assert main(command) == 2
+    assert "is not there yet" in capsys.readouterr().err
+    ordinary = Layout(study / "out").adapter(UPPER)
+    Layout(out).adapter(UPPER).symlink_to(ordinary)
+    assert main(command) == 0
+    made = Layout(out).adapter(Cell("base", "upper", "release-aware"))
+    record = json.loads((made / "finetune.json").read_text())
+    assert record["init"] == fingerprint(ordinary)
+    assert record["recipe"]["cut"] == "release-aware"
+    assert main([*command[:-4], "--init-from", "elsewhere"]) == 2
+    assert "elsewhere" in capsys.readouterr().err
+
+
 def test_bad_options_are_told(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON, names and values."""
     command = ["adapters", "--base", str(study / "base"), "--out", str(study / "out"), "--task", "double", "--options"]

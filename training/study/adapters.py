@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lorazor.features.errors import InputError
 from lorazor.training.finetune import finetune
 from lorazor.training.finetune_config import finetune_config
 from lorazor.training.finetune_cuts import Cut
@@ -26,11 +27,16 @@ def adapters(
     kinds: Iterable[str],
     options: Mapping[str, Any],
     progress: Callable[[str], None],
+    init_from: str | None = None,
 ) -> None:
     """Train what is not there, one after the other, going on with a run that was stopped; curves go to curves.csv.
 
     Args:
         options: of `FinetuneConfig`, for every adapter.
+        init_from: a kind whose adapter of the same backbone and task is gone on from.
+
+    Raises:
+        InputError: the adapter to go on from is not there.
     """
     curves = Results(layout.csv("curves"))
     kinds = list(kinds)
@@ -43,11 +49,20 @@ def adapters(
                 model=base,
                 data=(layout.part(cell.task, ADAPTER_TRAIN),),
                 validation=layout.part(cell.task, ADAPTER_VALIDATION),
-                **{"cut": CUTS[cell.adapter], **options},
+                **{"cut": CUTS[cell.adapter], "init": _begun(layout, cell, init_from), **options},
             )
             finetune(config, out, resume=Checkpoints(out).folder.exists(), mlflow_uri=None, progress=progress)
         if not curves.has(cell.row()):
             curves.add({**cell.row(), **row} for row in curve_rows(out))
+
+
+def _begun(layout: Layout, cell: Cell, kind: str | None) -> Path | None:
+    if kind is None:
+        return None
+    found = layout.adapter(Cell(cell.backbone, cell.task, kind))
+    if not found.exists():
+        raise InputError(f"--init-from {kind}: {found} is not there yet, so {cell} has nothing to go on from")
+    return found
 
 
 def curve_rows(adapter: Path) -> list[dict[str, Any]]:

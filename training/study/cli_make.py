@@ -43,6 +43,9 @@ def adapters(
     options: Annotated[
         str, typer.Option(metavar="JSON", help='Of lorazor finetune, such as {"lr": 1e-3, "bf16": true}.')
     ] = "{}",
+    init_from: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Go on from the task's adapter of this kind.")
+    ] = None,
 ) -> None:
     """Train the adapters, one after the other, each until validation stops improving.
 
@@ -53,7 +56,9 @@ def adapters(
     from lorazor.training.study.adapters import adapters as run
 
     layout, kinds = Layout(out), known(adapter, KINDS, "adapter") or KINDS
-    run(layout, base, layout.split_tasks(task), kinds, json_object(options, "--options"), tell)
+    if init_from is not None:
+        known([init_from], KINDS, "adapter")
+    run(layout, base, layout.split_tasks(task), kinds, json_object(options, "--options"), tell, init_from)
 
 
 def diagnose(
