@@ -119,13 +119,19 @@ def test_a_waiting_adapter_is_prefetched(odd: Tiny, reference: Reference) -> Non
 
 
 def test_slots_that_come_free_at_once_find_their_adapters_read(odd: Tiny, reference: Reference) -> None:
-    """More than are on their way to the device: the others come from their images on the host."""
+    """More than can be on their way to the device: the others come from their images on the host, none from files.
+
+    vLLM fills the slots in an order of its own, so one that is not on its way may take the place of one that is.
+    """
     again = {f"{name}2": path for name, path in odd.adapters.items()}
     many = Tiny(odd.base, {**odd.adapters, **again})
     llm = engine(many, {}, max_loras=3, max_cpu_loras=8)
     names = ["a", "b", "c", "few", "ends", "few2"]
     run_settled(llm, many, Reference(many), [Ask(prompt(k, 6), name, tokens=20) for k, name in enumerate(names)])
-    assert counts(llm, "lorazor_swaps_total") == {"stock": 3, "prefetched": 2, "image": 1}
+    ways = counts(llm, "lorazor_swaps_total")
+    assert ways["stock"] == 3
+    assert ways["prefetched"] >= 1
+    assert ways["prefetched"] + ways["image"] == 3
 
 
 @pytest.fixture
