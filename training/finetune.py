@@ -84,7 +84,8 @@ def finetune(
         return None
     steps = trainer.state.global_step
     best = trainer.state.best_global_step or steps
-    report = FinetuneReport(Path(out), steps, best, validated(trainer.state.log_history, best))
+    log = trainer.state.log_history
+    report = FinetuneReport(Path(out), steps, best, validated(log, best), validated(log, 0))
     save_adapter(trainer.model, report.out, config, summary(trainer, config, examples, report) | begun)
     checkpoints.remove()
     return report if mlflow_uri is None else track(trainer, config, examples, report, mlflow_uri)
@@ -138,6 +139,7 @@ def _arguments(config: FinetuneConfig, validate: bool, checkpoints: Path) -> Tra
         logging_nan_inf_filter=False,
         eval_strategy="steps" if validate else "no",
         eval_steps=config.eval_every,
+        eval_on_start=validate and config.init is not None,
         save_steps=config.eval_every,
         save_total_limit=2,
         greater_is_better=config.select_on == "exact",

@@ -17,24 +17,33 @@ from lorazor.training.publish import AUTO
 
 @dataclass(frozen=True)
 class FinetuneReport:
-    """Where the adapter is, and what validation says of it (the mean over target tokens, and shares of examples)."""
+    """Where the adapter is, and what validation says of it (the mean over target tokens, and shares of examples).
+
+    Attributes:
+        begun: the same of the adapter that the run went on from; empty where it began anew.
+    """
 
     out: Path
     steps: int
     best_step: int
     metrics: dict[str, float]
+    begun: dict[str, float]
     tracked: tracking.Tracked | None = None
 
     def render(self) -> str:
         """A few lines for a person."""
         lines = [f"Adapter in {self.out}: {self.steps} steps, weights of step {self.best_step}"]
         if self.metrics:
-            never, never_exact, prompt, prompt_exact = (self.metrics[name] for name in METRICS)
-            lines.append(f"  never released             loss {never:.4f}, exact {never_exact:.1%}")
-            lines.append(f"  released after the prompt  loss {prompt:.4f}, exact {prompt_exact:.1%}")
+            lines.append(f"  never released             {self._judged('never')}")
+            lines.append(f"  released after the prompt  {self._judged('prompt')}")
         if self.tracked is not None:
             lines.append(f"  MLflow run {self.tracked.run_id} in {self.tracked.uri}")
         return "\n".join(lines)
+
+    def _judged(self, path: str) -> str:
+        loss, exact = f"{path}_loss", f"{path}_exact"
+        text = f"loss {self.metrics[loss]:.4f}, exact {self.metrics[exact]:.1%}"
+        return f"{text} (before: {self.begun[loss]:.4f}, {self.begun[exact]:.1%})" if self.begun else text
 
 
 def validated(log: list[dict[str, float]], step: int) -> dict[str, float]:
@@ -55,6 +64,7 @@ def summary(
         "held": len(examples.validation),
         "data_digest": examples.digest(),
         "metrics": report.metrics,
+        **({"begun": report.begun} if report.begun else {}),
         "log": trainer.state.log_history,
     }
 

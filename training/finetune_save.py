@@ -38,13 +38,18 @@ On {held} held-out examples (exact: every token of the target is the most probab
 | after the prompt | {prompt_loss:.4f} | {prompt_exact:.3f} |
 """
 
+BEGUN = """\
+| never, the adapter begun from | {never_loss:.4f} | {never_exact:.3f} |
+| after the prompt, the adapter begun from | {prompt_loss:.4f} | {prompt_exact:.3f} |
+"""
+
 
 def save_adapter(model: Any, out: Path, config: FinetuneConfig, run: dict[str, Any]) -> None:
     """Write the folder, all of it or nothing.
 
     Args:
         run: `steps`, `best_step`, `examples`, `held`, `metrics`, `log` and whatever else the record should keep, such
-            as `init`, the fingerprint of the adapter that it began with.
+            as `init` and `begun`, the fingerprint and the metrics of the adapter that it began with.
     """
     for adapter in model.peft_config.values():
         adapter.base_model_name_or_path = config.base
@@ -78,7 +83,15 @@ def card(config: FinetuneConfig, run: dict[str, Any]) -> str:
         batch=run["batch"],
         seed=config.seed,
         extras=extras,
-        measured=MEASURED.format(held=run["held"], **run["metrics"]) if run["metrics"] else "",
+        measured=_measured(run),
+    )
+
+
+def _measured(run: dict[str, Any]) -> str:
+    if not run["metrics"]:
+        return ""
+    return MEASURED.format(held=run["held"], **run["metrics"]) + (
+        BEGUN.format(**run["begun"]) if "begun" in run else ""
     )
 
 

@@ -48,9 +48,12 @@ def run(folder: Path, out: Path, *options: str) -> int:
     return main(["finetune", str(folder / "base"), str(out), *data, *short, *options])
 
 
-def test_begins_with_the_adapter_and_keeps_its_shape(folder: Path, tmp_path: Path) -> None:
+def test_begins_with_the_adapter_and_keeps_its_shape(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rank, alpha, layers and weights are the adapter's, which is named in the card and the record."""
     assert run(folder, tmp_path / "out", "--init", str(folder / "adapter")) == 0
+    said = capsys.readouterr().out
     before, after = (load_file(path / WEIGHTS) for path in (folder / "adapter", tmp_path / "out"))
     assert before.keys() == after.keys()
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
@@ -60,7 +63,12 @@ def test_begins_with_the_adapter_and_keeps_its_shape(folder: Path, tmp_path: Pat
     record = json.loads((tmp_path / "out" / "finetune.json").read_text())
     assert record["init"] == fingerprint(folder / "adapter")
     assert [record["recipe"][name] for name in ("rank", "alpha", "targets")] == [6, 3, ["down_proj", "q_proj"]]
-    assert "begun from the adapter adapter" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "begun from the adapter adapter" in card
+    # Next to nothing was learnt, so both validations agree, and both are told.
+    assert record["begun"] == pytest.approx(record["metrics"], rel=1e-4)
+    assert f"(before: {record['begun']['never_loss']:.4f}, " in said
+    assert f"| never, the adapter begun from | {record['begun']['never_loss']:.4f} |" in card
 
 
 def test_half_precision_is_trained_in_float32(folder: Path, tmp_path: Path) -> None:
