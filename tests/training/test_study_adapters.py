@@ -75,18 +75,17 @@ def test_one_kind_goes_on_from_another(study: Path, tmp_path: Path, capsys: pyte
     out = tmp_path / "out"
     (out / "adapters" / "base" / "upper").mkdir(parents=True)
     (out / "split").symlink_to(study / "out" / "split")
-    command = ["adapters", "--base", str(study / "base"), "--out", str(out), "--task", "upper", "--adapter"]
-    command += ["release-aware", "--init-from", "ordinary", "--options", json.dumps({**SHORT, "rank": None})]
-    assert main(command) == 2
+    command = ["adapters", "--base", str(study / "base"), "--out", str(out), "--task", "upper", "--init-from"]
+    only, short = ["ordinary", "--adapter", "release-aware"], ["--options", json.dumps({**SHORT, "rank": None})]
+    assert main([*command, *only, *short]) == 2
     assert "is not there yet" in capsys.readouterr().err
-    ordinary = Layout(study / "out").adapter(UPPER)
-    Layout(out).adapter(UPPER).symlink_to(ordinary)
-    assert main(command) == 0
-    made = Layout(out).adapter(Cell("base", "upper", "release-aware"))
-    record = json.loads((made / "finetune.json").read_text())
-    assert record["init"] == fingerprint(ordinary)
-    assert record["recipe"]["cut"] == "release-aware"
-    assert main([*command[:-4], "--init-from", "elsewhere"]) == 2
+    assert main([*command, *only, "--adapter", "ordinary", *short]) == 0
+    began, made = (Layout(out).adapter(Cell("base", "upper", kind)) for kind in ("ordinary", "release-aware"))
+    records = [json.loads((folder / "finetune.json").read_text()) for folder in (began, made)]
+    assert "init" not in records[0]
+    assert records[1]["init"] == fingerprint(began)
+    assert [record["recipe"]["cut"] for record in records] == ["never", "release-aware"]
+    assert main([*command, "elsewhere", *short]) == 2
     assert "elsewhere" in capsys.readouterr().err
 
 

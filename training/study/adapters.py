@@ -33,13 +33,13 @@ def adapters(
 
     Args:
         options: of `FinetuneConfig`, for every adapter.
-        init_from: a kind whose adapter of the same backbone and task is gone on from.
+        init_from: a kind whose adapter of the same backbone and task all other kinds go on from.
 
     Raises:
         InputError: the adapter to go on from is not there.
     """
     curves = Results(layout.csv("curves"))
-    kinds = list(kinds)
+    kinds = sorted(kinds, key=lambda kind: kind != init_from)
     for cell in [Cell(base.resolve().name, task, kind) for task in tasks for kind in kinds]:
         out = layout.adapter(cell)
         if not out.exists():
@@ -57,7 +57,7 @@ def adapters(
 
 
 def _begun(layout: Layout, cell: Cell, kind: str | None) -> Path | None:
-    if kind is None:
+    if kind is None or kind == cell.adapter:
         return None
     found = layout.adapter(Cell(cell.backbone, cell.task, kind))
     if not found.exists():

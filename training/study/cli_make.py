@@ -44,7 +44,7 @@ def adapters(
         str, typer.Option(metavar="JSON", help='Of lorazor finetune, such as {"lr": 1e-3, "bf16": true}.')
     ] = "{}",
     init_from: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Go on from the task's adapter of this kind.")
+        str | None, typer.Option(metavar="KIND", help="Other kinds go on from the task's adapter of this one.")
     ] = None,
 ) -> None:
     """Train the adapters, one after the other, each until validation stops improving.
