@@ -71,9 +71,11 @@ def finetune(
     if first:
         checkpoints.open(settings)
     trainer = make_trainer(config, examples, model, tokenizer, checkpoints.folder)
+    last = checkpoints.last() if resume else None
+    trainer.args.eval_on_start &= last is None  # else --patience would count a validation twice
     progress("training")
     try:
-        trainer.train(resume_from_checkpoint=checkpoints.last() if resume else None)
+        trainer.train(resume_from_checkpoint=last)
     except torch.OutOfMemoryError:
         raise InputError(
             f"--batch {config.batch} does not fit into the GPU's memory: lower it and raise --accumulate (the same "

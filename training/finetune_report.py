@@ -47,7 +47,7 @@ class FinetuneReport:
 
 
 def validated(log: list[dict[str, float]], step: int) -> dict[str, float]:
-    """The validation of that step, whose weights the run ended with; empty where there was none."""
+    """What the validation after that step gave; empty where there was none."""
     rows = [row for row in log if row["step"] == step and "eval_loss" in row]
     return {name: rows[-1][f"eval_{name}"] for name in ("loss", "exact", *METRICS)} if rows else {}
 

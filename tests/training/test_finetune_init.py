@@ -102,6 +102,8 @@ def test_a_resume_must_have_begun_with_the_same(
     assert run(folder, tmp_path / "out", "--init", str(tmp_path / "other"), "--resume") == 2
     assert "was started otherwise: init was" in capsys.readouterr().err
     assert run(folder, tmp_path / "out", "--init", str(folder / "adapter"), "--resume") == 0
+    log = json.loads((tmp_path / "out" / "finetune.json").read_text())["log"]
+    assert [row["step"] for row in log if "eval_loss" in row] == [0, 3]  # none of them twice
 
 
 @pytest.fixture(scope="module")
